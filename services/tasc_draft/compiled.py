@@ -74,8 +74,8 @@ class Compiler:
         )
 
     def ordered(self, function: Callable[..., Any]) -> Any:
-        """Compile like `arithmetic`, with sums in the order of the source."""
-        return self._jit(function, _nrt=False, error_model="numpy", fastmath={"contract", "nsz"})
+        """Compile like `arithmetic`, but round each sum and product, in the order of the source."""
+        return self._jit(function, _nrt=False, error_model="numpy", fastmath={"nsz"})
 
     def _jit(self, function: Callable[..., Any], **options: Any) -> Any:
         before = numba.config.CACHE_DIR

@@ -19,7 +19,7 @@ from tasc_text.template import TemplateError, UnquotedTemplate
 
 AUTO = "auto"  # a model's own chat template, or the fastest dtype
 PROCESSOR = Path("/proc/cpuinfo")
-_BFLOAT16, _INT8 = r"bf16\b", r"\b(avx512_vnni|avx_vnni)\b"  # in the flags of a processor
+_BFLOAT16, _INT8 = r"bf16\b", r"\bavx512_vnni\b"  # in the flags of a processor
 _PROMPT = "tasc_prompt.json"
 _TEMPLATES = TypeAdapter[Template](PromptTemplate | ChatTemplate)
 
@@ -63,7 +63,7 @@ def dtype_here(dtype: str, quantization: str | None = None, device: str = AUTO) 
 def fastest_on_cpu() -> dict[str, str]:
     """The ``dtype``, and the ``quantization`` if there is one, that small models are fastest in.
 
-    That is int8-dynamic on a processor with VNNI, otherwise the dtype of ``auto``.
+    That is int8-dynamic on a processor with VNNI of AVX-512, otherwise the dtype of ``auto``.
     """
     if _has(_INT8):
         return {"dtype": "float32", "quantization": "int8-dynamic"}

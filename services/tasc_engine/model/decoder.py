@@ -5,7 +5,8 @@ weights from a transformers model and runs none of that model's code afterwards.
 rows or masks, since the cache computes attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,14 +19,14 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.activations import ACT2FN
 
-from tasc_engine.kernels.cpu.attention import Scratch
+from tasc_engine.kernels.cpu.attention import MAX_LANES, Scratch
 from tasc_engine.kernels.cpu.compiling import Size, bits
 from tasc_engine.kernels.cpu.decoder import Memory, Own, Shape, Step, Weight, Weights, forward
 from tasc_engine.kernels.cpu.products import Int8Weight, multiplies, room_for_sums
 from tasc_engine.kernels.cpu.team import Team
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.layout import Int64
+from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import (
@@ -178,7 +179,7 @@ class CompiledDecoder(LeanDecoder):
     def __init__(
         self, model: Any, max_positions: int, adapters: Adapters, int8: bool, int8_head: bool
     ) -> None:
-        self._int8, self._int8_head = int8, int8_head
+        self._int8, self._int8_head, self._separate = int8, int8_head, False
         super().__init__(model, max_positions, adapters)
         layers, scale = self._layers, np.float32(self._scale)
         norms = [norm for each in layers for norm in (each.before_mlp, each.next_norm)]
@@ -210,15 +211,27 @@ class CompiledDecoder(LeanDecoder):
     def __call__(
         self, ids: Tensor, logits_indices: Tensor, cache: RowCache, out: Tensor | None = None
     ) -> Tensor:
-        if self.requested or self._adapters.used_in(cache):
+        if self.requested or self._is_separate(cache):
             return super().__call__(ids, logits_indices, cache, out)
         if out is None:
             out = self.embedding.new_empty((len(logits_indices), self.head.out_features))
         self._run(self.embed(ids), logits_indices, cache, bits(out))
         return out
 
+    @contextmanager
+    def separately(self) -> Iterator[None]:
+        """Runs each operation of a step as a call, as in steps with adapters."""
+        self._separate = True
+        try:
+            yield
+        finally:
+            self._separate = False
+
+    def _is_separate(self, cache: RowCache) -> bool:
+        return self._separate or self._adapters.used_in(cache)
+
     def states(self, hidden: Tensor, logits_indices: Tensor | None, cache: RowCache) -> Tensor:
-        if self._adapters.used_in(cache):
+        if self._is_separate(cache):
             return super().states(hidden, logits_indices, cache)
         return self._run(hidden, logits_indices, cache, bits(hidden.new_empty(0)))
 
@@ -230,34 +243,54 @@ class CompiledDecoder(LeanDecoder):
         if m > n:  # scored tokens may be picked twice
             hidden = torch.cat((hidden, hidden.new_empty((m - n, width))))
         if self._memory is None or self._memory[0] < max(m, n):
-            tokens = max(m, n) * 5 // 4  # steps that grow slowly do not allocate each time
+            room = max(m, n) * 5 // 4  # steps that grow slowly do not allocate each time
             elements = bits(hidden).dtype
-            self._memory = tokens, Memory.of(tokens, self._weights, self._shape, elements)
+            self._memory = room, Memory.of(room, self._weights, self._shape, elements)
         memory, lengths = self._memory[1], step.trunks + step.nodes
-        order = np.argsort(-np.diff(step.query_offsets) * lengths, kind="stable")
+        tokens = max(MAX_LANES // self.heads, 1)
+        pieces = _pieces(step, tokens, torch.get_num_threads())
         fields = [getattr(step, name) for name in Step._fields[:-1]]
         indices = step.logits_indices if picked is None else picked.numpy()
         self._team.run(
             forward, bits(hidden), picked is None,
             cache.all_bits(self.kv_heads, self.head_dim, hidden), self._weights, self._shape,
             self._size, fastest(), Step._make([*fields, indices]), memory, logits,
-            own=partial(self._own_of, order, int(lengths.max(initial=0))),
+            own=partial(self._own_of, pieces, int(lengths.max(initial=0))),
         )  # fmt: skip
         return torch.from_numpy(memory.normed[: m * width]).view(hidden.dtype).view(m, width)
 
-    def _own_of(self, order: Int64, slots: int, part: int, parts: int) -> Own:
-        """The memory of one thread, and its rows: each thread gets some with much work.
+    def _own_of(self, pieces: Sequence[Int64], slots: int, part: int, parts: int) -> Own:
+        """The working memory and the work of one thread.
 
         Args:
-            order: The rows, those with much work first.
-            slots: Of the longest row.
+            pieces: See `_pieces`.
+            slots: Number of slots of the longest row.
         """
         while len(self._own) <= part:
             scratch = Scratch(self.heads, self.kv_heads, self.head_dim, np.float32)
             self._own.append((scratch, room_for_sums()))
         scratch, products = self._own[part]
         scratch.hold(slots)
-        return Own._make([order[part::parts].copy(), *scratch.arrays, products])
+        work = [each[part::parts].copy() for each in pieces]
+        return Own._make([*work, *scratch.arrays, products])
+
+
+def _pieces(step: StepLayout[Int64], tokens: int, threads: int) -> tuple[Int64, Int64, Int64]:
+    """Cuts rows into pieces of so many tokens, if several threads share the step.
+
+    Returns:
+        The row, the first token and the end of each piece; pieces with much work come first.
+    """
+    counts = np.diff(step.query_offsets)
+    if threads == 1:
+        return np.arange(len(counts)), step.query_offsets[:-1], step.query_offsets[1:]
+    each = -(-counts // tokens)
+    rows = np.repeat(np.arange(len(counts)), each)
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each)
+    begins = step.query_offsets[rows] + place * tokens
+    ends = np.minimum(begins + tokens, step.query_offsets[rows + 1])
+    order = np.argsort((begins - ends) * step.visible_lens[ends - 1], kind="stable")
+    return rows[order], begins[order], ends[order]
 
 
 def lean(

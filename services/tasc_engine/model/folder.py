@@ -96,7 +96,7 @@ def int8_fault(config: Mapping[str, Any]) -> str | None:
     if kind in OWN_TYPES and gates == "silu":
         return None
     return (
-        f"quantization is int8-dynamic, and the model is {kind} with {gates} gates; it needs one "
+        f"int8-dynamic is asked for, and the model is {kind} with {gates} gates; it needs one "
         f"of {', '.join(OWN_TYPES)} with silu gates: use dtype bfloat16 or another quantization"
     )
 

@@ -118,6 +118,7 @@ class CompiledLinear(nn.Module):
         super().__init__()
         self.packed, self._layer, self.team = packed, layer, team or Team()
         self.out_features, self.in_features = packed.outputs, packed.inputs
+        self._rounds = isinstance(packed, Int8Weight)
 
     @classmethod
     def rounding(cls, *layers: nn.Linear) -> "CompiledLinear":
@@ -134,9 +135,10 @@ class CompiledLinear(nn.Module):
         Args:
             out: Receives the result for an ``x`` of two dimensions; None for a new tensor.
         """
+        assert x.shape[-1] == self.in_features, f"x has {x.shape[-1]}, not {self.in_features}"
         rows = x.numel() // self.in_features
         made = x.new_empty((*x.shape[:-1], self.out_features)) if out is None else out
-        memory = Rounded.of(rows, self.in_features)
+        memory = Rounded.of(rows * self._rounds, self.in_features)
         self.team.run(
             project, bits(x.contiguous()), rows, self.packed, self._layer, memory, fastest(),
             bits(made), own=lambda part, parts: Sums(room_for_sums()),
@@ -170,7 +172,7 @@ def int8_joined(*layers: nn.Linear) -> Int8Weight:
     weight, bias = _concatenated(layers)
     if weight.shape[1] > MOST_INPUTS:
         raise UnsupportedModel(
-            f"quantization is int8-dynamic, and a weight has {weight.shape[1]} inputs, more than "
+            f"int8-dynamic is asked for, and a weight has {weight.shape[1]} inputs, more than "
             f"{MOST_INPUTS}; use dtype bfloat16 or another quantization"
         )
     scales = weight.abs().amax(1) / MOST

@@ -113,7 +113,7 @@ class Target:
         decoder = lean(model, longest, added, int8, int8_head)
         if int8 and decoder is None:
             raise UnsupportedModel(
-                f"quantization is int8-dynamic, and this {self._name} is run by the code of "
+                f"int8-dynamic is asked for, and this {self._name} is run by the code of "
                 "transformers, because of its rope or of another setting; use dtype bfloat16 or "
                 "another quantization"
             )
@@ -133,7 +133,7 @@ class Target:
             through_modules(model, self.cache, added) if decoder is None else decoder
         )
         self.decoder = decoder
-        self._check_against(expected, exact)
+        self._check_against(expected, exact, int8)
         _check_windows(model.config, self.cache.windows, config.max_model_len)
         names = ("rows", "prefill_chunk", "max_draft_tokens", "max_model_len", "kv_cache_bytes")
         self._limits_in_words = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
@@ -353,7 +353,7 @@ class Target:
         return logits_of_graphs(decoder, self.config) if usable else None
 
     @torch.inference_mode()
-    def _check_against(self, expected: Tensor, exact: bool) -> None:
+    def _check_against(self, expected: Tensor, exact: bool, int8: bool) -> None:
         """Compare steps of each kind with the model's own logits, ``[T, vocab]``.
 
         Two rows read a prompt in two parts, then two single tokens, then a draft with a wrong last
@@ -361,26 +361,50 @@ class Target:
         few tokens.
 
         Args:
-            exact: Whether these steps must have the bits of single tokens, which are then what is
-                compared with the model's own logits.
+            exact: Whether these steps must have the bits of single tokens.
+            int8: Whether each single token is compared with the model's own logits. Then the other
+                steps are not, since the tolerance holds for single tokens only.
         """
-        tolerance = self._tolerance
         with self._current():
+            if not int8:
+                self._try(expected, self._tolerance)
             if exact:
-                expected, tolerance = self._alone(expected), 0.0
-            self._try(expected, tolerance)
+                self.cache.clear()
+                self._check_bits(self._alone(expected if int8 else None), refuse=int8)
         self.cache.clear()
 
-    def _alone(self, expected: Tensor) -> Tensor:
-        """The logits of steps of one token, which are compared with the model's own."""
-        ids, found = _trial_ids(self.vocab_size), expected.clone()
+    def _alone(self, expected: Tensor | None) -> Tensor:
+        """The logits of steps of one token, after they are compared with the expected ones."""
+        ids, found = _trial_ids(self.vocab_size), list[Tensor]()
         longest = min(len(ids), self.config.max_model_len, self.cache.slots)
         for at in range(longest):
             step = lay_out(plain_batch([0], at, ids[at : at + 1]))
-            found[[at]] = self._forward_of(step)
-            self._compare(found[[at]], expected[[at]], self._tolerance)
+            found.append(self._forward_of(step).clone())
+            if expected is not None:
+                self._compare(found[at], expected[[at]], self._tolerance)
         self.cache.clear()
-        return found
+        return torch.cat(found)
+
+    def _check_bits(self, expected: Tensor, refuse: bool) -> None:
+        """Compares the bits of steps of each kind with those of single tokens.
+
+        With adapters, steps of separate operations are compared, too. This also compiles them
+        before the first request comes.
+
+        Args:
+            refuse: Whether to refuse a model that differs, or to log it.
+        """
+        assert isinstance(self.decoder, CompiledDecoder), "other steps are not exact"
+        try:
+            self._try(expected, 0.0)
+            if self.adapters:
+                self.cache.clear()
+                with self.decoder.separately():
+                    self._try(expected, 0.0)
+        except UnsupportedModel as error:
+            if refuse:
+                raise
+            log.warning("%s", error)
 
     def _try(self, expected: Tensor, tolerance: float) -> None:
         ids = _trial_ids(self.vocab_size)
@@ -545,7 +569,7 @@ def _checked_distance(name: str, rounded: Tensor, exact: Tensor) -> float:
     """
     if not (error := _distance(rounded, exact)) <= _TOO_FAR:
         raise UnsupportedModel(
-            f"{name} computes other logits with quantization int8-dynamic than without (relative "
+            f"{name} computes other logits with int8-dynamic than without (relative "
             f"difference {error:.3g}); use dtype bfloat16 or another quantization"
         )
     if error > _FAR:

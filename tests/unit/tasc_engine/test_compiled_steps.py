@@ -163,8 +163,9 @@ def test_float_products_are_close_and_have_the_same_bits_for_any_rows(
         exact = torch.cat([linear.double()(x.double()) for linear in own], -1)
         found = CompiledLinear(weight, layer)(x)
         error = (found - exact).norm() / exact.norm()
-        # Rounding each partial sum by itself moves a sum by about width ** 0.5 / 5 units.
-        assert error < max(width**0.5 / 4, 1) * torch.finfo(dtype).eps
+        # Rounding each partial sum to float32 moves a sum by about width ** 0.5 / 5 units.
+        limit = max(width**0.5 / 4, 1) * torch.finfo(torch.float32).eps
+        assert error < max(limit, torch.finfo(dtype).eps * (dtype != torch.float32))
         for row in range(15):
             assert torch.equal(CompiledLinear(weight, layer)(x[row]), found[row])
     alone = CompiledLinear(weight_of_first)
@@ -301,6 +302,7 @@ def threads_of_torch(count: int) -> Iterator[None]:
         *((name, "int8") for name in MODELS),
         *((name, kind) for kind in KINDS[1:] for name in ("llama", "qwen3")),
         ("llama", "float head"),
+        *(("mistral", kind) for kind in KINDS[1:2]),
     ],
 )
 def test_logits_have_the_bits_of_each_token_alone(
@@ -383,8 +385,46 @@ def test_unrelated_int8_logits_are_refused_and_distant_ones_logged(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_steps_with_other_bits_are_refused_in_int8_and_logged_in_floats(
+    kind: str, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    found = Target._alone
+    monkeypatch.setattr(Target, "_alone", lambda *given: found(*given) + 1e-3)
+    if kind == "int8":
+        with refused(UnsupportedModel, "steps of several tokens"):
+            make_target(tmp_path / "llama", "llama", 1, kind)
+    else:
+        assert make_target(tmp_path / "llama", "llama", 1, kind)
+        assert "steps of several tokens" in caplog.text
+
+
+def test_models_and_processors_without_float_products_have_separate_operations(
+    monkeypatch,
+) -> None:
+    def compiles(dtype: torch.dtype = torch.bfloat16, **config: Any) -> bool:
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE | config)).to(dtype).eval()
+        return isinstance(decoder.lean(model, 64), CompiledDecoder)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        assert compiles(dtype) == multiplies(dtype.itemsize)
+        assert not compiles(dtype, hidden_act="gelu")
+    assert not compiles(torch.float16)
+    assert not compiles(torch.float64)
+    assert not compiles(intermediate_size=81)
+    assert compiles(torch.float32, intermediate_size=81) == multiplies(4)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert not compiles()
+    assert compiles(torch.float32) == multiplies(4)
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert not compiles(torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [2, 3, 16])
-def test_any_number_of_threads_gives_the_same_bits(threads: int, kind: str, tmp_path: Path) -> None:
+def test_any_number_of_threads_gives_the_same_bits(
+    threads: int, kind: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(decoder, "MAX_LANES", 6)  # threads share the attention of a row
     assert not any(differing(tmp_path / "llama", "llama", 20, 0, kind, threads=threads))
 
 
@@ -396,8 +436,9 @@ def test_target_may_change_its_number_of_threads(tmp_path: Path) -> None:
             assert torch.equal(each_alone(target, tokens), expected)
 
 
-def test_scored_prompts_and_hidden_states_have_the_same_bits(tmp_path: Path) -> None:
-    target, tokens = make_target(tmp_path / "llama", "llama", 2), [3, 14, 15, 92, 65]
+@pytest.mark.parametrize("kind", KINDS)
+def test_scored_prompts_and_hidden_states_have_the_same_bits(kind: str, tmp_path: Path) -> None:
+    target, tokens = make_target(tmp_path / "llama", "llama", 2, kind), [3, 14, 15, 92, 65]
     expected, known = each_alone(target, tokens), np.array([True, False])
     batch = plain_batch([0, LENGTH], 0, np.array(tokens, np.int32))
     batch = replace(batch, scored=np.array([5, 5], np.int32), known=known)

@@ -338,7 +338,7 @@ def test_auto_dtype_is_resolved_for_this_processor(
     ("flags", "numbers"),
     [
         ("avx2 avx512_vnni avx512_bf16", {"dtype": "float32", "quantization": "int8-dynamic"}),
-        ("avx2 avx_vnni", {"dtype": "float32", "quantization": "int8-dynamic"}),
+        ("avx2 avx_vnni", {"dtype": "float32"}),
         ("avx2 avx512_bf16", {"dtype": "bfloat16"}),
         ("avx2", {"dtype": "float32"}),
     ],

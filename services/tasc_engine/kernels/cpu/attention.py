@@ -89,27 +89,30 @@ def _up(n: int) -> int:
 @ordered
 def attend(
     query: Any, pool: Any, positions: Any, visible_lens: Any, tree: Any, query_offsets: Any,
-    kv_starts: Any, trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any,
-    together: int, scale: Any, window: int, softcap: Any, queries: Any, keys: Any, values: Any,
-    scores: Any, totals: Any, sums: Any, out: Any, exact: bool,
+    kv_starts: Any, trunks: Any, nodes: Any, rows: Any, begins: Any, ends: Any, heads: int,
+    kv_heads: int, size: Any, together: int, scale: Any, window: int, softcap: Any, queries: Any,
+    keys: Any, values: Any, scores: Any, totals: Any, sums: Any, out: Any, exact: bool,
 ) -> None:  # fmt: skip
     """See `RowCache.attend` and `StepLayout`.
 
     Args:
         query, out: ``[N * heads * head_dim]`` elements, see `simd`.
         pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
-        rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
+        rows: ``int64[n]``, the rows to process.
+        begins, ends: ``int64[n]``, the tokens of each of these rows to process, as indices of the
+            step's tokens; the part of ``out`` of other tokens is not changed.
         together: Number of tokens that are processed together.
         queries, keys, values, scores, totals, sums: The memory of a `Scratch`.
         exact: Whether the bits of a token's result must not depend on other tokens.
     """
     dim = value(size)
     shared, step = heads // kv_heads, 2 * kv_heads * dim
-    for r in rows:
+    for i in range(len(rows)):
+        r = rows[i]
         slots = trunks[r] + nodes[r]
         node = query_offsets[r + 1] - nodes[r]
-        for token in range(query_offsets[r], query_offsets[r + 1], together):
-            tokens = min(together, query_offsets[r + 1] - token)
+        for token in range(begins[i], ends[i], together):
+            tokens = min(together, ends[i] - token)
             n, lanes = tokens * shared, _up(tokens * heads) + WIDTH
             low = _lowest(positions, token, tokens, window)
             end = slots if token + tokens > node else visible_lens[token + tokens - 1]
@@ -122,11 +125,11 @@ def attend(
             if softcap > 0:
                 _cap(scores, end - low, lanes, tokens * heads, softcap)
             for t in range(token, token + tokens):
-                i = (t - token) * shared
+                lane = (t - token) * shared
                 if window:
                     hidden = positions[t] + 1 - window - low
                     for p in range(hidden):
-                        _hide(scores, p * lanes + i, n, kv_heads, shared)
+                        _hide(scores, p * lanes + lane, n, kv_heads, shared)
                 for p in range(max(visible_lens[t], low), end):
                     b = p - trunks[r]
                     if (
@@ -134,7 +137,7 @@ def attend(
                         or not (tree[t] >> b) & 1
                         or (window and positions[t] - positions[node + b] >= window)
                     ):
-                        _hide(scores, (p - low) * lanes + i, n, kv_heads, shared)
+                        _hide(scores, (p - low) * lanes + lane, n, kv_heads, shared)
             _weigh(scores, end - low, lanes, tokens * heads, totals)
             for g in range(kv_heads):
                 at = (kv_starts[r] + low) * step + (kv_heads + g) * dim
@@ -427,7 +430,8 @@ class CompiledRows:
             step, number = self._step, scratch.totals.dtype.type
             attend(
                 self._asked, self._layers[layer], step.positions, step.visible_lens, step.tree,
-                step.query_offsets, step.kv_starts, step.trunks, step.nodes, little, scratch.heads,
+                step.query_offsets, step.kv_starts, step.trunks, step.nodes, little,
+                step.query_offsets[little], step.query_offsets[little + 1], scratch.heads,
                 scratch.kv_heads, scratch.size, scratch.tokens, number(scale), window or 0,
                 number(softcap or 0.0), *scratch.arrays, self._found, self._exact,
             )  # fmt: skip

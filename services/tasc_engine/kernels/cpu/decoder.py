@@ -1,9 +1,8 @@
 """All layers of a Llama-like model in one compiled call; see `LeanDecoder`.
 
 Products are of int8, bfloat16 or float32 numbers, as the type of each weight says. Threads share a
-step: products are divided by outputs, attention by rows, and the rest by tokens. So a single row's
-attention runs on one thread. Each number is computed by the same operations in the same order,
-whichever thread does it.
+step: products are divided by outputs, and the rest by tokens. Each number is computed by the same
+operations in the same order, whichever thread does it.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -62,8 +61,8 @@ class Shape(NamedTuple):
     """Numbers of the model.
 
     Attributes:
-        eps: That of all norms.
-        scale: That of attention scores.
+        eps: Epsilon of all norms.
+        scale: Factor of attention scores.
     """
 
     layers: int
@@ -89,9 +88,11 @@ class Step(NamedTuple):
 
 
 class Own(NamedTuple):
-    """Working memory of one thread, and the rows of the step whose attention it computes."""
+    """Working memory of one thread, and the tokens whose attention it computes; see `attend`."""
 
     rows: Int64
+    begins: Int64
+    ends: Int64
     queries: Floats
     keys: Floats
     values: Floats
@@ -241,19 +242,18 @@ def forward(
         target = meet(counter, target, parts)
         kv = pool[layer * layer_pool : (layer + 1) * layer_pool]
         norms = weights.head_norms[layer * of_norms : (layer + 1) * of_norms]
-        for row in own.rows:
-            begin, end = step.query_offsets[row], step.query_offsets[row + 1]
-            apply_rope_and_write_kv(
-                memory.qkv[begin * pitch : end * pitch], heads, kv_heads, dim, norms, shape.eps,
-                weights.cos_sin, step.positions[begin:end], step.slots[begin:end],
-                memory.query[begin * all_heads : end * all_heads], kv,
-            )  # fmt: skip
+        apply_rope_and_write_kv(
+            memory.qkv[first * pitch : last * pitch], heads, kv_heads, dim, norms, shape.eps,
+            weights.cos_sin, step.positions[first:last], step.slots[first:last],
+            memory.query[first * all_heads : last * all_heads], kv,
+        )  # fmt: skip
+        target = meet(counter, target, parts)
         attend(
             memory.query, kv, step.positions, step.visible_lens, step.tree, step.query_offsets,
-            step.kv_starts, step.trunks, step.nodes, own.rows, heads, kv_heads, size,
-            max(MAX_LANES // heads, 1), shape.scale, weights.windows[layer], np.float32(0),
-            own.queries, own.keys, own.values, own.scores, own.totals, own.sums, memory.attended,
-            True,
+            step.kv_starts, step.trunks, step.nodes, own.rows, own.begins, own.ends, heads,
+            kv_heads, size, max(MAX_LANES // heads, 1), shape.scale, weights.windows[layer],
+            np.float32(0), own.queries, own.keys, own.values, own.scores, own.totals, own.sums,
+            memory.attended, True,
         )  # fmt: skip
         target = meet(counter, target, parts)
         attended = memory.attended

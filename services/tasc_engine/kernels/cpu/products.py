@@ -140,19 +140,17 @@ class FloatWeight(NamedTuple):
     def of(
         cls, count: int, layers: Iterable[tuple[NDArray[Any], NDArray[np.float32] | None]]
     ) -> "FloatWeight":
-        """Packs the ``[out, in]`` weights, of one shape, and the biases of ``count`` layers.
-
-        One layer's weight at a time is held beside the packed ones.
-        """
+        """Packs the ``[out, in]`` weights, of one shape, and the biases of ``count`` layers."""
         found: FloatWeight | None = None
         for layer, (weight, bias) in enumerate(layers):
-            numbers = pack(weight)
             first = _padded(np.zeros(len(weight), np.float32) if bias is None else bias)
+            size = packed_size(weight)
             if found is None:
-                room = _aligned(count * len(numbers), numbers.dtype)
+                room = _aligned(count * size, weight.dtype)
                 found = cls(room, np.empty(count * len(first), np.float32), *weight.shape)
             assert (found.outputs, found.inputs) == weight.shape, f"a weight has {weight.shape}"
-            found.numbers[layer * len(numbers) :][: len(numbers)] = numbers
+            assert weight.shape[1] * weight.itemsize % _UNIT == 0, f"a weight has {weight.shape}"
+            pack(weight, found.numbers[layer * size : (layer + 1) * size])
             found.first[layer * len(first) :][: len(first)] = first
         assert found is not None, "a product has a layer"
         return found
@@ -162,14 +160,28 @@ class FloatWeight(NamedTuple):
         return unpack(self.numbers, self.outputs, self.inputs)
 
 
-def pack(weight: NDArray[Any]) -> NDArray[Any]:
-    """Lays out ``[out, in]`` in the order of the product, filled up with zeros."""
+def packed_size(weight: NDArray[Any]) -> int:
+    """Number of elements that `pack` makes of ``[out, in]``."""
+    blocks, group = -(-weight.shape[0] // _COLUMNS), _UNIT // weight.itemsize
+    return blocks * _COLUMNS * -(-weight.shape[1] // group) * group
+
+
+def pack(weight: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Lays out ``[out, in]`` in the order of the product, filled up with zeros.
+
+    Args:
+        out: Receives the result, `packed_size` elements; None for a new array.
+    """
+    found = _aligned(packed_size(weight), weight.dtype) if out is None else out
     group = _UNIT // weight.itemsize
-    blocks, groups = -(-weight.shape[0] // _COLUMNS), -(-weight.shape[1] // group)
-    whole = np.zeros((blocks * _COLUMNS, groups * group), weight.dtype)
-    whole[: weight.shape[0], : weight.shape[1]] = weight
-    parts = whole.reshape(blocks, _VECTORS, WIDTH, groups, group)
-    return _joined([parts.transpose(0, 3, 1, 2, 4).reshape(-1)])
+    groups = -(-weight.shape[1] // group)
+    for block, part in enumerate(found.reshape(-1, groups, _VECTORS, WIDTH, group)):
+        rows = weight[block * _COLUMNS : (block + 1) * _COLUMNS]
+        missing = _COLUMNS - len(rows), groups * group - rows.shape[1]
+        if any(missing):
+            rows = np.pad(rows, [(0, each) for each in missing])
+        part[:] = rows.reshape(_VECTORS, WIDTH, groups, group).transpose(2, 0, 1, 3)
+    return found
 
 
 def unpack(numbers: NDArray[Any], outputs: int, inputs: int) -> NDArray[Any]:
@@ -329,13 +341,12 @@ def _sum_block(
         rows, kind: Sizes.
     """
     count, chosen = rows.value, kind.value
+    names = "x", "at", "pitch", "weight", "groups", "column", "ahead", "rows", "kind", "sums"
     totals_of = _FLOAT_SUMS if chosen in (_FMA, _DOT) else _SUMS
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         index = args[1].type
-        given = dict(
-            zip(("x", "at", "pitch", "weight", "groups", "column", "ahead"), args, strict=False)
-        )
+        given = dict(zip(names, args, strict=True))
 
         def data(kind: Any, value: Any, element: Any) -> Any:
             array = make_array(kind)(context, builder, value)
@@ -356,7 +367,7 @@ def _sum_block(
         starts = builder.bitcast(
             each(field("first", totals_of.element), given["column"]), totals_of.as_pointer()
         )
-        out = data(sums, args[9], totals_of)
+        out = data(sums, given["sums"], totals_of)
         elements = data(x, given["x"], context.get_data_type(x.dtype))
         inputs = [
             builder.bitcast(
@@ -416,15 +427,12 @@ def _multiplied(builder: Any, kind: int, total: Any, x: Any, weight: Any) -> Any
         return part(builder.insert_element(first, value, _I32(0)), [0] * count)
 
     def called(name: str, *given: Any) -> Any:
-        made = ir.FunctionType(total.type, [each.type for each in given])
+        made = ir.FunctionType(given[0].type, [each.type for each in given])
         return builder.call(cgutils.get_or_insert_function(builder.module, made, name), given)
 
     def vnni(total: Any, weight: Any) -> Any:
         count = total.type.count
-        made = ir.FunctionType(total.type, [total.type] * 3)
-        name = f"llvm.x86.avx512.vpdpbusd.{count * 32}"
-        function = cgutils.get_or_insert_function(builder.module, made, name)
-        return builder.call(function, [total, same(x, count), weight])
+        return called(f"llvm.x86.avx512.vpdpbusd.{count * 32}", total, same(x, count), weight)
 
     if kind == PLAIN:
         for place in range(_UNIT):
