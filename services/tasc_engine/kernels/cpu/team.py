@@ -100,6 +100,7 @@ class Team:
     def __init__(self) -> None:
         self._queues: list[_Queue] = []
         self._compiled = set[Callable[..., None]]()
+        self._unused = np.zeros(1, np.int64)  # the counter of a single part
         self._left = list[_Call]()  # parts of aborted calls that may not have ended
         weakref.finalize(self, _end, self._queues)
 
@@ -119,6 +120,10 @@ class Team:
         """
         self._wait()
         parts = torch.get_num_threads() if function in self._compiled else 1
+        if parts == 1:
+            function(*shared, own(0, 1), 0, 1, self._unused, 1)
+            self._compiled.add(function)
+            return
         call, begun = _Call(), 0
         calls = [
             partial(function, *shared, own(part, parts), part, parts, call.counter, parts)
@@ -137,7 +142,6 @@ class Team:
             self._left += [call] * begun
             self._wait()
             raise
-        self._compiled.add(function)
 
     def _wait(self) -> None:
         """Waits for parts of aborted calls, which wait for nothing and so end."""
