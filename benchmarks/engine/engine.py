@@ -8,11 +8,12 @@
 The shipped model answers the shipped tasks, with the adapter of each task merged. With --model the
 model of the folder answers the same prompts up to a fixed number of tokens, and drafts come from
 the same train outputs. With --shape only steps of random weights are timed. With --smollm2 the
-models of `make bench-model` are measured, in vLLM and others, over rows that no side has answered;
-see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and ``test.jsonl.gz``. Each engine is
-a process of its own that waits while another one runs. `sides` describes the peers; their
-environments come from `make bench-env`. `report` has the bars, `equal` compares the answers, and
-`steps` measures the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
+models of `make bench-model` are measured, in vLLM, OpenVINO, llama.cpp and others, over rows that
+no side has answered; see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and
+``test.jsonl.gz``. Each engine is a process of its own that waits while another one runs. `sides`
+describes the peers; their environments come from `make bench-env`. `report` has the bars, `equal`
+compares the answers, and `steps` measures the ceiling. Progress goes to stderr; the last line of
+stdout is one JSON object.
 """
 
 import argparse
