@@ -333,7 +333,8 @@ def show(found: Fresh) -> None:
     for one in found.measured:
         speed, least, greatest, step, efficiency, *_, p50, p99, _first, memory = cells(one)
         drafting = [1e6 * ran.draft / ran.steps for ran in one.runs if ran.draft is not None]
-        verified = one.runs[0].drafted / one.runs[0].row_steps
+        first = one.runs[0]
+        verified = first.drafted / first.row_steps if first.row_steps else None
         shown = (speed, least, greatest, step, efficiency, verified)
         late = (median(drafting) if drafting else None, p50, p99, memory)
         rows.append([one.name, *map(digits, shown), *map(digits, late)])
