@@ -384,6 +384,25 @@ def test_unrelated_int8_logits_are_refused_and_distant_ones_logged(
         make_target(tmp_path / "llama", "llama", 1)
 
 
+@pytest.mark.parametrize("wrong", ["scale", "eps"])
+def test_int8_logits_of_wrong_operations_are_refused(
+    wrong: str, tmp_path: Path, monkeypatch
+) -> None:
+    make_target(tmp_path / "llama", "llama", 1)
+    made = decoder.CompiledDecoder.__init__
+
+    def make(self: CompiledDecoder, model: Any, *given: Any) -> None:
+        if wrong == "eps":
+            model.config.rms_norm_eps = 0.3
+        made(self, model, *given)
+        if wrong == "scale":
+            self._shape = self._shape._replace(scale=np.float32(3))
+
+    monkeypatch.setattr(decoder.CompiledDecoder, "__init__", make)
+    with refused(UnsupportedModel, "relative difference"):
+        make_target(tmp_path / "llama", "llama", 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_with_other_bits_are_refused_in_int8_and_logged_in_floats(
     kind: str, tmp_path: Path, monkeypatch, caplog
