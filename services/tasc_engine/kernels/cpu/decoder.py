@@ -135,7 +135,8 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, tokens: int, weights: Weights, shape: Shape, elements: Any) -> "Memory":
-        """
+        """Allocates memory for a number of tokens.
+
         Args:
             elements: The numpy type of activations, which are rounded for products of int8.
         """
