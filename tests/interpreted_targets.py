@@ -46,6 +46,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch, padded: bool = False) -> None:
     if padded:
         monkeypatch.setattr(Target, "_logits_of_graphs", logits)
         monkeypatch.setattr(target, "graphs_of", partial(target.graphs_of, recorder=Anew()))
+    monkeypatch.setattr(decoder, "_compiles", lambda model: False)
     monkeypatch.setattr(decoder, "_operations", operations)
     monkeypatch.setattr(cache, "_rows_of", FusedRows)
     monkeypatch.setattr(adapters, "_tokens_of", tokens)
