@@ -16,11 +16,11 @@ from tasc_store import TaskStore, connect
 
 def prepare(url: str, tasks: Sequence[str]) -> None:
     """Register the tasks, ingest their training rows, print statistics, build their indexes."""
-    client, numbers = connect(url), fastest_on_cpu()
-    kind = numbers.get("quantization", numbers["dtype"])
+    client, precision = connect(url), fastest_on_cpu()
+    kind = precision.get("quantization", precision["dtype"])
     note(f"the model runs in {kind}, which is fastest on this processor")
     for task in tasks:
-        record = demo_record(task, **numbers)
+        record = demo_record(task, **precision)
         TaskStore(client).put(record)
         rows = len(read_split(task, "train"))
         with show_progress(f"ingest {task}", rows) as bar:

@@ -18,11 +18,11 @@ TASK = "massive_en"  # task of `tasc demo`
 TASKS = (TASK, "pos_ewt")  # tasks of `tasc demo --serve`
 
 
-def demo_record(task: str, **numbers: Any) -> TaskRecord:
+def demo_record(task: str, **precision: Any) -> TaskRecord:
     """Returns the task record of a shipped task, in float32.
 
     Args:
-        numbers: Another ``dtype`` or a ``quantization``.
+        precision: Another ``dtype``, and a ``quantization``.
     """
     return TaskRecord(
         name=task,
@@ -31,7 +31,7 @@ def demo_record(task: str, **numbers: Any) -> TaskRecord:
         fingerprint=TaskTokenizer.from_folder(MODEL).fingerprint,
         template=TEMPLATES[task],
         max_tokens=256,
-        **numbers,
+        **precision,
     )
 
 
