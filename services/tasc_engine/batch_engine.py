@@ -89,6 +89,17 @@ class BatchEngine(ABC):
         """
 
     @abstractmethod
+    def scoring_tokens(self, guide: GuideSpec) -> int:
+        """Maximum number of tokens that a row needs behind its prompt to score a guide's choices.
+
+        Compiles the labels, unless they are known.
+
+        Raises:
+            FieldError: The engine does not score labels.
+            GuideError: The choices cannot be scored.
+        """
+
+    @abstractmethod
     def require_adapter(self, name: str | None) -> None:
         """Raises ValueError if no adapter has this name; None is no adapter."""
 

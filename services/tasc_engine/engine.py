@@ -24,7 +24,7 @@ from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.errors import OutOfMemory
-from tasc_engine.guided import Guide, Guides, following
+from tasc_engine.guided import Guide, Guides, LabelScorer, following
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model.target import Target
 from tasc_engine.sampling import accept, sampler
@@ -39,7 +39,7 @@ from tasc_engine.step.plan import Plan
 from tasc_engine.step.scheduler import Committed, Scheduler
 from tasc_engine.step.sequence import Sequence
 from tasc_engine.step.verify import Verification, Verified, Verifier
-from tasc_protocol import Output, Request
+from tasc_protocol import GuideSpec, Output, Request
 from tasc_text import TaskTokenizer
 
 Float32 = NDArray[np.float32]
@@ -98,6 +98,8 @@ class Engine(BatchEngine):
     Attributes:
         scheduler: Holds the waiting requests and the requests that have a row.
     """
+
+    guides: Guides
 
     def __init__(
         self,
@@ -166,14 +168,18 @@ class Engine(BatchEngine):
 
     def submit(self, request: Request, guide: Guide | None = None) -> None:
         self.require_fit(request)
-        if guide is None and request.guide:
+        scorer = None
+        if request.scoring and request.guide:
+            labels = self.guides.labels(request.guide)
+            scorer = LabelScorer(labels, request.scoring, self.config.max_draft_tokens)
+        elif guide is None and request.guide:
             guide = self.guides.of(request.guide)
         elif guide is None and request.min_tokens:
             eos_ids = () if request.ignore_eos else tuple(self._tokenizer.eos_ids)
             ends = request.stop_token_ids + eos_ids
             guide = LeastTokens(ends, self.vocab_size, request.min_tokens)
         adapter = self._target.adapter_number(request.adapter)
-        self.scheduler.submit(Sequence(request, self._tokenizer, guide, adapter))
+        self.scheduler.submit(Sequence(request, self._tokenizer, guide, adapter, scorer))
 
     @property
     def rules_compiled(self) -> bool:
@@ -183,6 +189,9 @@ class Engine(BatchEngine):
         following.warm_up()  # first, since `rules_compiled` checks only the sampler
         target = self._target
         sampler.warm_up(target.dtype, target.device, target.vocab_size)
+
+    def scoring_tokens(self, guide: GuideSpec) -> int:
+        return self.guides.labels(guide).slots(self.config.max_draft_tokens) + 1
 
     def require_adapter(self, name: str | None) -> None:
         self._target.adapter_number(name)
@@ -212,7 +221,7 @@ class Engine(BatchEngine):
         self._draft_budget.begin_again(self._max_step_drafts(proposer))
         for sequence in self.scheduler.active:
             if sequence.request.draft:
-                answer = sequence.answer_ids
+                answer = sequence.known_ids
                 self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
     def launch(self) -> None:
@@ -269,7 +278,7 @@ class Engine(BatchEngine):
         """Admits waiting requests, and plans the tokens of all rows for the step."""
         plan = self.scheduler.plan()
         for sequence in plan.admitted:
-            row, prompt, begun = sequence.row, sequence.prompt, sequence.answer_ids
+            row, prompt, begun = sequence.row, sequence.prompt, sequence.known_ids
             if sequence.request.draft:
                 self._proposer.start(row, prompt, sequence.labels, begun)
             self._sampler.start(row, prompt, sequence.request.sampling, begun)
@@ -286,6 +295,7 @@ class Engine(BatchEngine):
         clock.lap()
         drafts = self._proposer.propose(plan.emitting_rows, budget, min_probs)
         clock.draft = clock.lap()
+        drafts = plan.with_labels(drafts)
         drafts, allowed = plan.guided(drafts, _price(min_probs, len(drafts.tokens)))
         clock.guide = clock.lap()
         return Proposed(drafts, allowed, decision)
@@ -317,7 +327,8 @@ class Engine(BatchEngine):
         committed, drafts, depth = collected.committed, collected.drafts, self._proposer.max_depth
         counts = count(drafts, collected.accepted, committed.used, len(SOURCES), depth)
         outputs = committed.outputs(counts)
-        self._outputs += outputs
+        # A forward that only scores labels has no output yet.
+        self._outputs += [each for each in outputs if each.tokens or each.result]
         self._record(collected, counts, outputs)
 
     def _record(self, collected: _Collected, counts: DraftCounts, outputs: list[Output]) -> None:
@@ -328,7 +339,7 @@ class Engine(BatchEngine):
         # Tokens that guides forced before or after the step's own tokens.
         forced = sum(n - k for n, k in zip(emitted.values(), used, strict=True) if k)
         record = StepRecord(
-            row_steps=len(plan.emitting),
+            row_steps=sum(sequence.scorer is None for sequence in plan.emitting),
             drafts=int(np.count_nonzero(drafts.sizes)),
             drafted=counts.drafted,
             reached=counts.reached,
@@ -353,7 +364,8 @@ class Engine(BatchEngine):
         if self._draft_budget.learns:
             spent = Spent.of(plan, record, decision or Decision())
             self._draft_budget.time(spent, clock.late)
-            if decision:
+            # The trees of labels are no drafts, and say nothing about the gain of drafts.
+            if decision and all(sequence.scorer is None for sequence in plan.emitting):
                 self._draft_budget.learn(spent)
 
     def _give_up(self, sequence: Sequence, error: str) -> Output:

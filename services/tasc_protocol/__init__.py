@@ -8,13 +8,14 @@ from tasc_protocol.output import (
     Acceptance,
     FinishReason,
     GenerationResult,
+    LabelScores,
     Output,
     Timings,
     TokenLogprob,
     TokenText,
     Whole,
 )
-from tasc_protocol.request import FieldError, GuideSpec, Prompt, Request
+from tasc_protocol.request import FieldError, GuideSpec, Prompt, Request, Scoring
 from tasc_protocol.sampling import PARAMETERS, Parameter, Sampling, SamplingDefaults
 
 __all__ = [
@@ -24,12 +25,14 @@ __all__ = [
     "FinishReason",
     "GenerationResult",
     "GuideSpec",
+    "LabelScores",
     "Output",
     "Parameter",
     "Prompt",
     "Request",
     "Sampling",
     "SamplingDefaults",
+    "Scoring",
     "Timings",
     "TokenLogprob",
     "TokenText",

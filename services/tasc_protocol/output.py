@@ -4,6 +4,7 @@ An engine makes an `Output` in each step of a row. A replica adds the tokens' te
 them, and sends the `Output` to the gateway, which turns it into JSON, an event or a row.
 """
 
+import math
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -92,6 +93,33 @@ class Acceptance(msgspec.Struct, frozen=True, array_like=True):
         return len(self.drafted)
 
 
+class LabelScores(msgspec.Struct, frozen=True, array_like=True):
+    """The scored choices of a request with `Scoring`, the most likely first.
+
+    Attributes:
+        labels: Indices of the choices.
+        logprobs: Natural logarithm of the probability that the answer is the choice, with its end,
+            in the target's own distribution; without the tokens with which all choices begin, whose
+            probability is the same for all.
+        unseen: Upper limit of the share of all choices that the choices that were not scored have.
+    """
+
+    labels: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unseen: float
+
+    @property
+    def probabilities(self) -> list[float]:
+        """The share of each scored choice among them; the true share differs by at most ``unseen``.
+
+        The true share is that among all choices.
+        """
+        top = self.logprobs[0]
+        weights = [math.exp(each - top) for each in self.logprobs]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
+
+
 class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
     """A finished answer.
 
@@ -104,6 +132,7 @@ class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
         index_version: Version of the draft index when the answer ended, set by a replica.
         committed: Number of tokens that another engine generated; timings and acceptance describe
             only the other tokens.
+        scores: The scored choices of a request with `Scoring`; its ``text`` is the likeliest.
     """
 
     id: str
@@ -117,6 +146,7 @@ class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     index_version: int | None = None
     committed: int = 0
+    scores: LabelScores | None = None
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ Prompt: TypeAlias = str | tuple[int, ...] | Conversation
 MOST_LOGPROBS = 20  # maximum alternatives reported for each token
 MOST_CHOICES = 20_000  # maximum choices of one guide
 MOST_CHOICE_BYTES = 2_000_000  # maximum size of one guide's choices together, in UTF-8
+MOST_TREE_STEPS = 10_000  # maximum forwards for the labels of one row, unless all are scored
 MOST_GUIDE_BYTES = 64 * 1024  # maximum size of a JSON schema, a regular expression or a grammar
 _OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
 
@@ -41,6 +42,8 @@ class GuideSpec:
             grammar.
         field: The request field that sets the guide; ``model`` for the task's own guide. Guides
             that differ only in ``field`` are equal.
+        end: The text that ends each choice instead of an end of sequence, only for `Scoring`; empty
+            if nothing ends a choice.
 
     Raises:
         ValueError: The guide has no choices, no text or a lone surrogate, or is too large.
@@ -50,6 +53,7 @@ class GuideSpec:
     choices: tuple[str, ...] = ()
     text: str = ""
     field: str = field(default="model", compare=False)
+    end: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GuideKind):
@@ -69,18 +73,18 @@ class GuideSpec:
     def size_bytes(self) -> int:
         """Size of the text, or of all choices together, in bytes of UTF-8."""
         choices = (_size_of(f"choice {at}", choice) for at, choice in enumerate(self.choices))
-        return _size_of(self.kind, self.text) + sum(choices)
+        return _size_of(self.kind, self.text) + _size_of("end", self.end or "") + sum(choices)
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:  # kept, as a guide of 20,000 choices is looked up often
-        return hash((self.kind, self.choices, self.text))
+        return hash((self.kind, self.choices, self.text, self.end))
 
-    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str, str]]:
+    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[Any, ...]]:
         # The hash is left out, since it differs between processes.
-        return GuideSpec, (self.kind, self.choices, self.text, self.field)
+        return GuideSpec, (self.kind, self.choices, self.text, self.field, self.end)
 
     @property
     def name(self) -> str:
@@ -108,6 +112,33 @@ class GuideSpec:
                     f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
                     "cut it; leave it out",
                 )
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Asks for the probabilities of the choices of a request's guide, instead of an answer.
+
+    Attributes:
+        exact: Whether every choice is scored.
+        tolerance: Without ``exact``, forwards end when the choices that were not scored have at
+            most this share of the probability of all choices; from 0 to below 1.
+        max_steps: Without ``exact``, the maximum number of forwards after the first.
+
+    Raises:
+        FieldError: A value is out of its range.
+    """
+
+    exact: bool = False
+    tolerance: float = 0.001
+    max_steps: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            message = f"tolerance is {self.tolerance}; it is at least 0 and below 1"
+            raise FieldError("tolerance", message)
+        if not 1 <= self.max_steps <= MOST_TREE_STEPS:
+            message = f"max_steps is {self.max_steps}; it goes from 1 to {MOST_TREE_STEPS}"
+            raise FieldError("max_steps", message)
 
 
 def _require_at_most(found: int, what: str, most: int) -> None:
@@ -182,6 +213,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             tokens after these are returned. They are the tokens that the other replica would have
             generated.
         record_version: Version of the task's record that must answer; None: any.
+        scoring: How to score the choices of the guide; None: an answer is generated.
 
     Raises:
         FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
@@ -215,6 +247,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     timeout_s: float | None = None
     committed_ids: tuple[int, ...] = ()
     record_version: int | None = None
+    scoring: Scoring | None = None
 
     def __post_init__(self) -> None:
         self.guided_by(None)

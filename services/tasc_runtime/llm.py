@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import getfullargspec
@@ -28,13 +28,14 @@ from tasc_engine import (
     EngineTotals,
     FinishReason,
     GenerationResult,
+    GuideSpec,
     Request,
     StepRecord,
 )
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
 from tasc_engine.model.loading import Quantization
-from tasc_protocol import FieldError, TokenText
+from tasc_protocol import FieldError, Scoring, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
@@ -147,6 +148,48 @@ class Completions(list[Completion]):
         interrupted: Whether Ctrl-C ended the call. The list then lacks incomplete answers, even in
             the middle. `Completion.index` gives the input of each answer.
     """
+
+    interrupted = False
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The labels of one input, with their probabilities.
+
+    Attributes:
+        index: Position of the input in the call, from 0.
+        label: The most likely label; None if scoring failed.
+        probability: Its probability among all labels.
+        probabilities: The probability of each label that was scored, the most likely first. They
+            sum to 1. The true probabilities differ from them by at most ``unseen_mass``.
+        unseen_mass: Upper limit of the share of the labels that were not scored; 0 with ``exact``.
+        prompt_tokens: Number of tokens of the prompt.
+        steps: Number of forward passes of the model for this input, after which logits were read.
+        seconds: Seconds from arrival in the engine to the last forward.
+        queued: Seconds of waiting for a row, which are part of ``seconds``.
+        error: Why scoring failed.
+    """
+
+    index: int
+    label: str | None
+    probability: float
+    probabilities: Mapping[str, float]
+    unseen_mass: float
+    prompt_tokens: int
+    steps: int
+    seconds: float
+    queued: float
+    error: str | None = None
+
+    @property
+    def margin(self) -> float:
+        """The probability of the label minus that of the second label."""
+        first, second, *_ = (*self.probabilities.values(), 0.0, 0.0)
+        return first - second
+
+
+class Classifications(list[Classification]):
+    """A list of classifications in the order of their inputs; see `Completions`."""
 
     interrupted = False
 
@@ -538,29 +581,112 @@ class LLM:
         talks = [asked.conversation_of(_messages(i, each)) for i, each in given]
         return self._answered(talks, asked, progress)
 
+    def classify(
+        self,
+        inputs: Input | Iterable[Input],
+        labels: Sequence[str] | None = None,
+        *,
+        end: str | None = None,
+        exact: bool = False,
+        tolerance: float = Scoring.tolerance,
+        max_steps: int = Scoring.max_steps,
+        adapter: str | None = None,
+        progress: bool | None = None,
+    ) -> Classifications:
+        """Returns the probabilities of labels for inputs, in their order.
+
+        The probability of a label is the probability that the model answers with its tokens, as the
+        tokenizer encodes them, and then ends; divided by the sum for all labels. The model's
+        likeliest prefixes of labels are looked at first, until labels that were not looked at have
+        a share of at most ``tolerance``.
+
+        ```python
+        (found,) = llm.classify("wake me up at nine", ["alarm", "music", "news"])
+        found.label, found.probability
+        ```
+
+        Args:
+            inputs: See `generate`.
+            labels: The labels; unset: the task's ``choices``.
+            end: The text behind each label, for models whose answers go on there. Unset: a label
+                ends with an end of sequence. Empty: only the label's own tokens count.
+            exact: Whether every label is scored.
+            tolerance: Without ``exact``, the share of all labels that may be left out.
+            max_steps: Without ``exact``, the maximum number of forward passes for one input, after
+                which ``unseen_mass`` may exceed ``tolerance``.
+            adapter: The name of an adapter.
+            progress: See `generate`.
+
+        Returns:
+            A list of `Classification`, one for each input. An input that failed has an ``error``.
+
+        Raises:
+            FieldError: Labels are missing, empty, equal in their tokens, or too many or too long; a
+                value is out of its range; or see `generate`.
+            KeyboardInterrupt, RuntimeError: See `generate`.
+        """
+        guide = None
+        if labels is not None:
+            texts = _items("labels", labels, "labels", "a list of texts")
+            if wrong := [text for text in texts if not isinstance(text, str)]:
+                raise FieldError("labels", f"labels has {wrong[0]!r:.80}; give texts")
+            guide = _label_guide(texts, "labels", end)
+        elif (own := guide_of(self._builder.record)) and own.choices:
+            guide = _label_guide(own.choices, "model", end)
+        if guide is None:
+            raise FieldError("labels", "the task has no choices; give labels")
+        shared = Request(
+            guide=guide,
+            scoring=Scoring(exact, tolerance, max_steps),
+            adapter=adapter,
+            unguided=True,
+        )
+        requests = [self._request(i, given, shared) for i, given in enumerate(_listed(inputs))]
+        found = self._run(requests, "classified", progress)
+        classified = Classifications(
+            self._classification(found.results[request.id], guide.choices)
+            for request in requests
+            if request.id in found.results
+        )
+        classified.interrupted = found.interrupted
+        return classified
+
     def _answered(
         self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
     ) -> Completions:
         requests = list(self._requests(inputs, asked))
-        found: dict[str, Completion] = {}
-        answers = Completions()
+        found = self._run(requests, "answers", progress)
+        answers = Completions(
+            self._completion(found.results[request.id], asked)
+            for request in requests
+            if request.id in found.results
+        )
+        answers.interrupted = found.interrupted
+        return answers
+
+    def _run(self, requests: Sequence[Request], name: str, progress: bool | None) -> "_Found":
+        """Answers requests until Ctrl-C; progress is shown under ``name``."""
+        found = _Found()
         show = len(requests) >= _PROGRESS_ROWS if progress is None else progress
         shown: Progress | nullcontext[None] = (
-            show_progress("answers", len(requests)) if show else nullcontext()
+            show_progress(name, len(requests)) if show else nullcontext()
         )
         with self._running(), _interrupts() as interrupted, shown as bar:
             drafted = accepted = 0
             for result in self._engine.generate(requests, interrupted.is_set):
-                answer = found[result.id] = self._completion(result, asked)
-                drafted, accepted = drafted + answer.drafted, accepted + answer.accepted
+                found.results[result.id] = result
+                self._answers += 1
+                drafted += sum(result.acceptance.drafted)
+                accepted += sum(result.acceptance.accepted)
                 if bar:
                     bar.advance()
-                    bar.set_suffix(f"acceptance {accepted / max(drafted, 1):.2f}")
-            answers.interrupted = interrupted.is_set()
-            if bar and answers.interrupted:
-                bar.set_suffix(f"interrupted: the list has {len(found)} of {len(requests)} answers")
-        answers.extend(found[request.id] for request in requests if request.id in found)
-        return answers
+                    if drafted:
+                        bar.set_suffix(f"acceptance {accepted / drafted:.2f}")
+            found.interrupted = interrupted.is_set()
+            if bar and found.interrupted:
+                count = f"{len(found.results)} of {len(requests)}"
+                bar.set_suffix(f"interrupted: the list has {count} answers")
+        return found
 
     def stream(self, text: Input, **options: Any) -> Iterator[str]:
         """Yields the answer to one input, piece by piece. Closing the iterator ends the answer.
@@ -663,31 +789,55 @@ class LLM:
             shared, guide=shared.guided_by(guide_of(builder.record)), max_tokens=asked.max_tokens
         )
         for index, given in enumerate(inputs):
-            one = structs.replace(shared, id=f"{index}.0", prompt_index=index)
-            try:
-                if isinstance(given, str | Conversation):
-                    str(given).encode()  # raises UnicodeEncodeError
-                    add = asked.add_special_tokens
-                    ids = tuple(builder.template.encode(self.tokenizer, given, add))
-                else:
-                    ids = tuple(given)
-                one = structs.replace(one, prompt=ids)
-                first = builder.reader.read(one, one.id, builder.record_version)
-                if index == 0:
-                    builder.reader.guide(first.guide)
-            except UnicodeEncodeError as error:
-                half = f"input {index} has half of a character (a lone surrogate)"
-                way_out = f"at position {error.start}; decode the input with errors='replace'"
-                raise FieldError("inputs", f"{half} {way_out}") from error
-            except ValueError as error:
-                field = getattr(error, "field", one.prompt_field)
-                raise FieldError(field, f"input {index}: {error}") from error
+            first = self._request(index, given, shared)
             yield first
             for choice in range(1, asked.n or 1):
                 yield structs.replace(first, id=f"{index}.{choice}", choice_index=choice)
 
+    def _request(self, index: int, given: Input | Conversation, shared: Request) -> Request:
+        """Makes the request for one input; the first one compiles the guide of all."""
+        builder = self._builder
+        one = structs.replace(shared, id=f"{index}.0", prompt_index=index)
+        try:
+            if isinstance(given, str | Conversation):
+                str(given).encode()  # raises UnicodeEncodeError
+                add = shared.add_special_tokens
+                ids = tuple(builder.template.encode(self.tokenizer, given, add))
+            else:
+                ids = tuple(given)
+            one = structs.replace(one, prompt=ids)
+            made = builder.reader.read(one, one.id, builder.record_version)
+            if index == 0 and made.scoring is None:
+                builder.reader.guide(made.guide)
+        except UnicodeEncodeError as error:
+            half = f"input {index} has half of a character (a lone surrogate)"
+            way_out = f"at position {error.start}; decode the input with errors='replace'"
+            raise FieldError("inputs", f"{half} {way_out}") from error
+        except ValueError as error:
+            field = getattr(error, "field", one.prompt_field)
+            raise FieldError(field, f"input {index}: {error}") from error
+        return made
+
+    def _classification(self, result: GenerationResult, labels: Sequence[str]) -> Classification:
+        probabilities, unseen = dict[str, float](), 1.0
+        if scores := result.scores:
+            names = (labels[at] for at in scores.labels)
+            probabilities = dict(zip(names, scores.probabilities, strict=True))
+            unseen = scores.unseen
+        return Classification(
+            index=int(result.id.partition(".")[0]),
+            label=result.text if scores else None,
+            probability=next(iter(probabilities.values()), 0.0),
+            probabilities=probabilities,
+            unseen_mass=unseen,
+            prompt_tokens=result.prompt_tokens,
+            steps=result.acceptance.steps,
+            seconds=result.timings.total,
+            queued=result.timings.queued,
+            error=result.error,
+        )
+
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
-        self._answers += 1
         index, _, choice = result.id.partition(".")
         logprobs: tuple[TokenText, ...] = ()
         if asked.logprobs is not None:
@@ -737,6 +887,21 @@ class LLM:
                 self._engine.cancel_all()
             finally:
                 self._lock.release()
+
+
+@dataclass
+class _Found:
+    """The results of one call by request id, and whether Ctrl-C ended it."""
+
+    results: dict[str, GenerationResult] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def _label_guide(labels: Sequence[str], name: str, end: str | None) -> GuideSpec:
+    try:
+        return GuideSpec("choice", tuple(labels), field=name, end=end)
+    except ValueError as error:
+        raise FieldError("labels", f"labels: {error}") from error
 
 
 def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSettings:

@@ -2,5 +2,6 @@
 
 from tasc_engine.guided.factory import GuideLimits, Guides
 from tasc_engine.guided.following import Guide, Guided, follow
+from tasc_engine.guided.scoring import LabelScorer, LabelSet
 
-__all__ = ["Guide", "GuideLimits", "Guided", "Guides", "follow"]
+__all__ = ["Guide", "GuideLimits", "Guided", "Guides", "LabelScorer", "LabelSet", "follow"]

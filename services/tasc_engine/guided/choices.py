@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from tasc_draft.labels import NOWHERE, LabelTrie
 from tasc_engine.errors import GuideError
 from tasc_engine.guided.following import Guide, Masks, known_ends
+from tasc_engine.guided.scoring import LabelSet
 from tasc_engine.layout import Int32
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 _SHOWN = 300  # characters of a choice that an error quotes; further characters are only counted
@@ -46,9 +48,7 @@ class Choices:
             GuideError: A text is empty or has no tokens; it contains a token that the model does
                 not know or that ends an answer; or decoding its tokens gives another text.
         """
-        ids = tokenizer.encode_outputs(texts)
-        ends = known_ends(tokenizer, vocab_size)
-        _require_encodable(texts, ids, tokenizer, vocab_size)
+        ids, ends = _encoded(texts, tokenizer, vocab_size)
         lengths = [len(tokens) for tokens in ids]
         at = int(np.argmax(lengths))
         begun = _begun(ids)
@@ -79,6 +79,24 @@ class Choices:
         return ChoiceGuide(self)
 
 
+def label_set(spec: GuideSpec, tokenizer: TaskTokenizer, vocab_size: int) -> LabelSet:
+    """Compiles choices for `LabelScorer`.
+
+    Raises:
+        GuideError: See `Choices.of`; also if two labels have the same tokens.
+    """
+    if spec.end is None:
+        ids, ends = _encoded(spec.choices, tokenizer, vocab_size)
+        sequences = [[[*tokens, end] for end in ends] for tokens in ids]
+    else:
+        if empty := [at for at, text in enumerate(spec.choices) if not text]:
+            raise GuideError(f"{_name(empty[0], '')} is empty; leave it out")
+        texts = [text + spec.end for text in spec.choices]
+        ids, _ = _encoded(texts, tokenizer, vocab_size)
+        sequences = [[tokens] for tokens in ids]
+    return LabelSet.of(spec.choices, sequences)
+
+
 class ChoiceGuide:
     """The position of one answer in the trie; see `Guide`."""
 
@@ -102,6 +120,16 @@ class ChoiceGuide:
 
     def forced(self, max_tokens: int) -> Int32:
         return self.labels.forced(self._state, max_tokens)
+
+
+def _encoded(
+    texts: Sequence[str], tokenizer: TaskTokenizer, vocab_size: int
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Returns the tokens of each text, and the tokens that end an answer."""
+    ids = tokenizer.encode_outputs(texts)
+    ends = known_ends(tokenizer, vocab_size)
+    _require_encodable(texts, ids, tokenizer, vocab_size)
+    return ids, ends
 
 
 def _require_encodable(

@@ -7,11 +7,12 @@ from typing import Generic, Protocol, TypeVar
 
 from tasc_draft import labels
 from tasc_engine.errors import GuideError
-from tasc_engine.guided import following
-from tasc_engine.guided.choices import Choices
+from tasc_engine.guided import following, scoring
+from tasc_engine.guided.choices import Choices, label_set
 from tasc_engine.guided.following import Guide
 from tasc_engine.guided.grammar import Library
 from tasc_engine.guided.sandbox import Effort, Unsettled
+from tasc_engine.guided.scoring import LabelSet
 from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -92,6 +93,7 @@ class Guides:
         self._kept: Kept[_Compiled] = Kept(max_items, max_bytes)
         # Kept separately, so that refused guides do not displace guides in use.
         self._refused: Kept[str] = Kept(max_items, max_bytes)
+        self._label_sets: Kept[LabelSet] = Kept(max_items, max_bytes)
         self._library: Library | GuideError | None = None
         self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()
@@ -112,16 +114,28 @@ class Guides:
                 compiled = self._find(spec) or self._compile(spec)
         return compiled.guide(max_tokens)
 
+    def labels(self, spec: GuideSpec) -> LabelSet:
+        """Returns the choices of a guide for scoring.
+
+        Raises:
+            GuideError: The guide has no choices, or they cannot be scored.
+        """
+        if spec.kind != "choice":
+            raise GuideError(f"it is a guide by {spec.kind}; only choices have probabilities")
+        with self._compiling:
+            if (found := self._label_sets.get(spec)) is None:
+                self._warm_up()
+                found = label_set(spec, self._tokenizer, self._vocab_size)
+                self._label_sets.add(spec, found)
+        return found
+
     def known(self, spec: GuideSpec) -> bool:
         """Whether `of` returns or fails without compiling; for threads that must not wait."""
         with self._lock:
             return spec in self._kept or spec in self._refused
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
-        if not self._warm:  # not in the constructor: the first time on a machine takes seconds
-            labels.warm_up()
-            following.warm_up()
-            self._warm = True
+        self._warm_up()
         try:
             compiled = self._made_of(spec)
         except Unsettled:
@@ -133,6 +147,14 @@ class Guides:
         with self._lock:
             self._kept.add(spec, compiled)
         return compiled
+
+    def _warm_up(self) -> None:
+        """Loads compiled code; not in the constructor, as the first time takes seconds."""
+        if not self._warm:
+            labels.warm_up()
+            following.warm_up()
+            scoring.warm_up()
+            self._warm = True
 
     def _made_of(self, spec: GuideSpec) -> _Compiled:
         if spec.kind == "choice":

@@ -73,6 +73,32 @@ def token_logprobs(
     return [one for p in parts for one in _of_part(logits, places[p], tokens[p], num_top[p])]
 
 
+@torch.inference_mode()
+def continuation_logprobs(logits: Tensor, places: Int64, tokens: Int64) -> NDArray[np.float64]:
+    """Returns ``float64[n]``, natural log-probabilities of tokens at places, in that order.
+
+    Few places may have many tokens each.
+
+    Args:
+        logits: ``[M, V]`` of any floating dtype, on any device.
+        places: ``int64[n]``, lines of ``logits``.
+        tokens: ``int64[n]``, one for each place.
+    """
+    lines, line_of = np.unique(places, return_inverse=True)
+    at = torch.from_numpy(lines).to(logits.device)
+    parts = at.split(max(_AT_ONCE // logits.shape[1], 1))
+    # One pass for each part, in at least float32: softmax needs no more for these numbers.
+    totals = [_as_float(logits.index_select(0, part)).logsumexp(-1).double() for part in parts]
+    found = torch.from_numpy(np.stack((places, tokens))).to(logits.device)
+    own = logits[found[0], found[1]].double().cpu().numpy()
+    total: NDArray[np.float64] = torch.cat(totals).cpu().numpy() if totals else np.zeros(0)
+    return np.asarray(own - total[line_of], np.float64)
+
+
+def _as_float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
 def _of_part(
     logits: Tensor, places: Int64, tokens: Int64, num_top: Sequence[int] | Int64
 ) -> list[TokenLogprob]:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
+from tasc_draft.drafts import FORCED
 from tasc_engine.guided import follow
 from tasc_engine.layout import ForwardBatch, Int32, Int64
 from tasc_engine.sampling.accept import EmitLimits
@@ -73,7 +75,7 @@ class Plan:
                 prompt_tokens += min(n, of_prompt)
             if cached == s.num_prefix_cached:
                 shared_tokens += cached
-            if n == of_prompt + len(s.answer.tokens):
+            if n == of_prompt + len(s.next_known):
                 draft = len(emitting)
                 emitting.append(s)
             parts.append(own)
@@ -139,6 +141,24 @@ class Plan:
         """Returns ``int32[m]``, each row's maximum draft tokens, with room for the bonus token."""
         asked = (s.answer.remaining - 1 if s.drafts else 0 for s in self.emitting)
         return np.minimum(_ints(asked), max_tokens).astype(np.int32)
+
+    def with_labels(self, drafts: Drafts) -> Drafts:
+        """Replaces the drafts of rows that score labels by parts of their tries."""
+        if all(s.scorer is None for s in self.emitting):
+            return drafts
+        parts, offsets = list[tuple[Any, ...]](), np.zeros(len(self.emitting) + 1, np.int32)
+        for i, s in enumerate(self.emitting):
+            own = slice(*drafts.offsets[i : i + 2].tolist())
+            tokens, parents = drafts.tokens[own], drafts.parents[own]
+            depths, logp, source = drafts.depths[own], drafts.logp[own], drafts.source[own]
+            if s.scorer is not None:
+                tokens, parents, new_depths = s.scorer.grow(tokens, parents, logp)
+                depths, logp = new_depths.astype(np.int16), np.zeros(len(tokens), np.float32)
+                source = np.full(len(tokens), FORCED, np.int8)
+            parts.append((tokens, parents, depths, logp, source))
+            offsets[i + 1] = offsets[i] + len(tokens)
+        tokens, parents, depths, logp, source = map(np.concatenate, zip(*parts, strict=True))
+        return Drafts(tokens, parents, depths, offsets, logp, source)
 
     def guided(self, drafts: Drafts, price: float) -> tuple[Drafts, Allowed | None]:
         """Removes draft tokens that guides forbid or force; returns drafts and allowed tokens.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from msgspec.structs import replace
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import QueueFull
@@ -59,7 +60,12 @@ def _output(sequence: Sequence, reason: FinishReason | None, drafted: int, kept:
     if reason == "error":
         return sequence.answer.failed(sequence.guide_error or NOT_NUMBERS)
     sequence.answer.count_draft(drafted, kept)
-    return sequence.answer.output(reason)
+    output, scorer = sequence.answer.output(reason), sequence.scorer
+    if scorer is None or output.result is None:
+        return output
+    scores = scorer.scores()
+    text = scorer.labels.texts[scores.labels[0]]
+    return replace(output, text=text, result=replace(output.result, text=text, scores=scores))
 
 
 class Scheduler:
@@ -161,14 +167,19 @@ class Scheduler:
         clock.guide += clock.lap()
         answers = [sequence.answer for sequence in plan.emitting]
         new = [answer.tokens[n:] for answer, n in zip(answers, known, strict=True)]
-        reasons = [
-            answer.finish_reason() if tokens else "error"
-            for answer, tokens in zip(answers, new, strict=True)
-        ]
+        labels = iter(verified.label_logprobs)
+        reasons = list[FinishReason | None]()
+        for sequence, tokens in zip(plan.emitting, new, strict=True):
+            if sequence.scorer is not None:
+                reasons.append(sequence.read_labels(next(labels)))
+            else:
+                reasons.append(sequence.answer.finish_reason() if tokens else "error")
         for sequence, reason in zip(plan.emitting, reasons, strict=True):
             if reason is not None:
                 self.release(sequence)
-        kv_starts = np.array([sequence.kv_start for sequence in plan.emitting], np.int64)
+        # The nodes of label trees do not stay in the cache.
+        starts = [-1 if sequence.scorer else sequence.kv_start for sequence in plan.emitting]
+        kv_starts = np.array(starts, np.int64)
         self._cache.pending_moves = moves(accepted, kv_starts, plan.next_slots)
         return Committed(plan.emitting, new, used, reasons)
 
@@ -204,12 +215,19 @@ class Scheduler:
         for i, (sequence, size) in enumerate(zip(plan.emitting, emitted, strict=True)):
             if not size:
                 continue
+            if sequence.scorer is not None:
+                if not sequence.scorer.steps:  # keep the shared prefix
+                    self._leave_prefix(sequence)
+                continue
             if not sequence.answer.first_token:  # keep the shared prefix
-                start, kept = sequence.kv_start, sequence.num_prefix_cached
-                self.prefixes.leave(start, sequence.prompt, kept, sequence.adapter)
+                self._leave_prefix(sequence)
             tokens = accepted.tokens[i, :size].tolist()
             used[i] = sequence.emit(tokens, verified.logprobs[i])
         return used
+
+    def _leave_prefix(self, sequence: Sequence) -> None:
+        start, kept = sequence.kv_start, sequence.num_prefix_cached
+        self.prefixes.leave(start, sequence.prompt, kept, sequence.adapter)
 
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and self._free:

@@ -1,14 +1,16 @@
 """The state of one request while it is answered."""
 
+import time
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasc_draft.labels import LabelTrie
-from tasc_engine.guided import Guide
+from tasc_engine.guided import Guide, LabelScorer
 from tasc_engine.layout import Int32
 from tasc_engine.step.answer import AnswerBuilder
-from tasc_protocol import Request, TokenLogprob
+from tasc_protocol import FinishReason, Request, TokenLogprob
 from tasc_text import TaskTokenizer
 
 
@@ -22,6 +24,7 @@ class Sequence:
     Attributes:
         answer: The answer. Its newest token, and forced tokens after it, are not in the cache yet.
         guide: Limits of the answer; None if it is not limited.
+        scorer: Scores labels instead of generating an answer; None for an answer.
         max_kv_slots: Cache slots of the longest possible answer, whose last token does not enter
             the cache.
         adapter: Number of the target's adapter; 0 for none.
@@ -35,6 +38,7 @@ class Sequence:
     tokenizer: InitVar[TaskTokenizer]
     guide: Guide | None = None
     adapter: int = 0
+    scorer: LabelScorer | None = None
     prompt: Int32 = field(init=False)
     answer: AnswerBuilder = field(init=False)
     max_kv_slots: int = field(init=False)
@@ -49,7 +53,7 @@ class Sequence:
         self.max_kv_slots = len(self.prompt) + self.request.answer_limit - 1
         if self.guide is not None:
             if self.answer.tokens:
-                self._advance_guide(self.guide, self.answer_ids)
+                self._advance_guide(self.guide, self.known_ids)
             self._begin_forced(tokenizer.eos_ids)
 
     def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
@@ -75,23 +79,32 @@ class Sequence:
     @property
     def labels(self) -> LabelTrie | None:
         """The labels that drafts are limited to, if their forced tokens need no forward."""
+        if self.scorer is not None:
+            return self.scorer.labels.guesses
         return self.guide.labels if self.guide is not None and self.forces else None
 
     @property
     def drafts(self) -> bool:
         """Whether drafts are allowed and may save a forward."""
+        if self.scorer is not None:  # it makes its later trees itself
+            return self.request.draft and not self.scorer.steps
         guide = self.guide if self.forces else None
         return self.request.draft and (guide is None or guide.draftable)
 
     @property
-    def answer_ids(self) -> Int32:
-        """``int32[n]``, the tokens of the answer so far."""
-        return np.array(self.answer.tokens, np.int32)
+    def known_ids(self) -> Int32:
+        """``int32[n]``, the known tokens after the prompt."""
+        return np.array(self.next_known, np.int32)
+
+    @property
+    def next_known(self) -> list[int]:
+        """The tokens after the prompt, as far as they are known."""
+        return self.answer.tokens if self.scorer is None else self.scorer.path.tolist()
 
     @property
     def num_uncached_tokens(self) -> int:
-        """Number of tokens of prompt and answer that are not in the cache yet."""
-        return len(self.prompt) + len(self.answer.tokens) - self.cached
+        """Number of known tokens that are not in the cache yet."""
+        return len(self.prompt) + len(self.next_known) - self.cached
 
     @property
     def prefilling(self) -> bool:
@@ -104,7 +117,7 @@ class Sequence:
 
     def next_tokens(self, chunk: int) -> Int32:
         """The next forward's tokens before any draft: prompt tokens, then answer tokens."""
-        answer, begin = self.answer.tokens, self.cached - len(self.prompt)
+        answer, begin = self.next_known, self.cached - len(self.prompt)
         if begin >= 0:
             return np.array(answer[begin : begin + chunk], np.int32)
         tokens = self.prompt[self.cached : self.cached + chunk]
@@ -115,7 +128,9 @@ class Sequence:
 
     @property
     def guide_error(self) -> str:
-        """The reason why there is no next token, if the guide is the cause."""
+        """The reason why there is no next token, if the guide or the labels are the cause."""
+        if self.scorer is not None:
+            return self.scorer.error
         return self.guide.error if self.guide else ""
 
     def emit(self, tokens: list[int], logprobs: list[TokenLogprob]) -> int:
@@ -123,6 +138,18 @@ class Sequence:
         used = self.answer.emit(tokens, logprobs)
         self.cached += used - 1
         return used
+
+    def read_labels(self, logprobs: NDArray[np.float64]) -> FinishReason | None:
+        """Scores labels by one forward; returns a reason if no further forward follows."""
+        assert self.scorer is not None
+        self.answer.first_token = self.answer.first_token or time.monotonic()
+        self.scorer.read(logprobs)
+        # The next forward begins with the last token that all labels share.
+        labels = self.scorer.labels
+        self.cached = len(self.prompt) + int(labels.depth[labels.stem]) - 1
+        if self.scorer.error:
+            return "error"
+        return "stop" if self.scorer.done else None
 
     def follow_guide(self, new: int) -> None:
         """Advances the guide by the newest tokens, and appends the tokens that it forces."""

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.errors import OutOfMemory, out_of_memory_is
+from tasc_engine.layout import Int64
 from tasc_engine.model.target import Target
 from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.row_parameters import Allowed
-from tasc_engine.sampling.sampler import Sampler, token_logprobs
+from tasc_engine.sampling.sampler import Sampler, continuation_logprobs, token_logprobs
 from tasc_engine.stats import StepClock
 from tasc_engine.step.plan import Plan
 from tasc_protocol import TokenLogprob
@@ -32,12 +33,15 @@ class Verified:
         accepted: The accepted tokens of each row.
         logprobs: For each row, the requested log-probabilities of its tokens.
         prompt_logprobs: For each row of the plan, log-probabilities of its scored prompt tokens.
+        label_logprobs: For each row that may emit and scores labels, in order, what
+            `LabelScorer.wanted` lists.
     """
 
     drafts: Drafts
     accepted: Accepted
     logprobs: list[list[TokenLogprob]]
     prompt_logprobs: list[list[TokenLogprob]]
+    label_logprobs: list[NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ class Verifier:
             forward = self._run_smaller(step)
         clock.verify += clock.lap()
         logprobs, scored = _logprobs(step.plan, forward), _prompt_logprobs(step.plan, forward)
-        return Verified(forward.drafts, forward.accepted, logprobs, scored)
+        labels = _label_logprobs(step.plan, forward)
+        return Verified(forward.drafts, forward.accepted, logprobs, scored, labels)
 
     def _run_smaller(self, step: Verification) -> _Forward:
         """Runs a step without drafts; if it still does not fit, also without hidden states."""
@@ -131,7 +136,7 @@ class Verifier:
 
     def _start(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Callable[[], _Forward]:
         rows = plan.emitting_rows
-        needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
+        needs_logits = any(s.request.logprobs is not None or s.scorer for s in plan.emitting)
         needs_logits |= plan.scored is not None
         if allowed is None and not needs_logits and self._sampler.plain(rows):
             tokens = self._target.start_tokens(plan.batch(drafts))
@@ -187,6 +192,25 @@ def _logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
     with out_of_memory_is("log-probabilities"):
         found = iter(token_logprobs(forward.logits, np.array(places), np.array(tokens), num_top))
     return [[next(found) for _ in range(taken)] for taken in counts]
+
+
+def _label_logprobs(plan: Plan, forward: _Forward) -> list[NDArray[np.float64]]:
+    """Log-probabilities that the rows that score labels want.
+
+    Raises:
+        OutOfMemory: The log-probabilities did not fit the memory.
+    """
+    wanted, sizes = list[tuple[Int64, Int64]](), forward.drafts.sizes.tolist()
+    for i, (sequence, size) in enumerate(zip(plan.emitting, sizes, strict=True)):
+        if sequence.scorer is not None:
+            places, tokens = sequence.scorer.wanted(size)
+            wanted.append((places + forward.drafts.offsets[i] + i, tokens))
+    if not wanted or forward.logits is None:
+        return []
+    places, tokens = (np.concatenate(parts) for parts in zip(*wanted, strict=True))
+    with out_of_memory_is("log-probabilities of labels"):
+        found = continuation_logprobs(forward.logits, places, tokens)
+    return np.split(found, np.cumsum([len(part) for part, _ in wanted])[:-1])
 
 
 def _prompt_logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:

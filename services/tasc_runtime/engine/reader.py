@@ -142,7 +142,8 @@ class RequestReader:
             FieldError, ValueError: See `read` and `guide`.
         """
         request = self.read(asked, asked.id, asked.record_version or self._records.newest[1])
-        self.guide(request.guide)
+        if request.scoring is None:
+            self.guide(request.guide)
         return request
 
     def read(self, asked: Request, id: str, version: int) -> Request:
@@ -181,6 +182,8 @@ class RequestReader:
             message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
             raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
         stops, stop_ids = (*record.stop, *asked.stop), asked.stop_token_ids
+        if asked.scoring is not None:
+            most, stops = self._scoring_tokens(asked, guide, len(prompt)), ()
         if stops:
             stop_ids += self._special_stops(asked.stop, record)
         request = structs.replace(
@@ -212,6 +215,28 @@ class RequestReader:
             return self._engine.guides.of(guide)
         except GuideError as error:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
+
+    def _scoring_tokens(self, asked: Request, guide: GuideSpec | None, prompt: int) -> int:
+        """Returns the number of tokens that a row needs behind its prompt to score labels.
+
+        Raises:
+            FieldError: There are no labels, they cannot be scored, or a row has no room for them.
+        """
+        if guide is None or not guide.choices:
+            found = "the task has no choices" if guide is None else f"{guide.name} is no label set"
+            raise FieldError("labels", f"{found}; give labels")
+        try:
+            most = self._engine.scoring_tokens(guide)
+        except GuideError as error:
+            raise FieldError(guide.field, f"{guide.name}: {error}") from error
+        if prompt + most > self._engine.longest:
+            raise FieldError(
+                asked.prompt_field,
+                f"{asked.prompt_field} has {prompt} tokens, and scoring its labels takes up to "
+                f"{most} more; a row holds {self._engine.longest} (max_model_len, kv_cache_bytes): "
+                "shorten it, lower max_draft_tokens, or use shorter labels",
+            )
+        return most
 
     def compile_own_guide(self) -> None:
         """Compiles the task's own guide before the first request arrives."""

@@ -416,6 +416,13 @@ class VllmEngine(BatchEngine):
     def compile_rules(self) -> None:
         """Does nothing, as vLLM has nothing to compile."""
 
+    def scoring_tokens(self, guide: GuideSpec) -> int:
+        raise FieldError(
+            "labels",
+            "probabilities of labels need backend tasc, and this task is served with backend vllm; "
+            "serve it with backend tasc, or generate answers with guided_choice",
+        )
+
     def require_adapter(self, name: str | None) -> None:
         if name is not None and name not in self._adapters:
             known = ", ".join(filter(None, self._adapters)) or "none"
