@@ -21,6 +21,9 @@ class GuideMaker(Protocol):
             GuideError: The guide cannot be followed.
         """
 
+    def prepare(self, spec: GuideSpec) -> None:
+        """Compiles or checks a guide or labels, unless they are known; raises GuideError."""
+
     def known(self, spec: GuideSpec) -> bool:
         """Whether `of` returns or fails without compiling; for threads that must not wait."""
 

@@ -169,7 +169,7 @@ class Engine(BatchEngine):
     def submit(self, request: Request, guide: Guide | None = None) -> None:
         self.require_fit(request)
         scorer = None
-        if request.scoring and request.guide:
+        if request.scoring is not None and request.guide:
             labels = self.guides.labels(request.guide)
             scorer = LabelScorer(labels, request.scoring, self.config.max_draft_tokens)
         elif guide is None and request.guide:

@@ -97,16 +97,22 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
     """The scored choices of a request with `Scoring`, the most likely first.
 
     Attributes:
-        labels: Indices of the choices.
+        labels: The choices.
+        numbers: Their indices among all choices.
         logprobs: Natural logarithm of the probability that the answer is the choice, with its end,
             in the target's own distribution; without the tokens with which all choices begin, whose
             probability is the same for all.
         unseen: Upper limit of the share of all choices that the choices that were not scored have.
+        count: Number of all choices.
+        temperature: Divisor of ``logprobs`` for ``probabilities``; 1 unless they are calibrated.
     """
 
-    labels: tuple[int, ...]
+    labels: tuple[str, ...]
+    numbers: tuple[int, ...]
     logprobs: tuple[float, ...]
     unseen: float
+    count: int
+    temperature: float = 1.0
 
     @property
     def probabilities(self) -> list[float]:
@@ -115,7 +121,7 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
         The true share is that among all choices.
         """
         top = self.logprobs[0]
-        weights = [math.exp(each - top) for each in self.logprobs]
+        weights = [math.exp((each - top) / self.temperature) for each in self.logprobs]
         total = math.fsum(weights)
         return [weight / total for weight in weights]
 

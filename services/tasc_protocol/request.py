@@ -10,14 +10,20 @@ import msgspec
 from tasc_protocol.sampling import Sampling
 from tasc_text import Conversation
 
-GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
+GuideKind = Literal["choice", "labels", "json_schema", "regex", "grammar"]
 Prompt: TypeAlias = str | tuple[int, ...] | Conversation
 MOST_LOGPROBS = 20  # maximum alternatives reported for each token
 MOST_CHOICES = 20_000  # maximum choices of one guide
 MOST_CHOICE_BYTES = 2_000_000  # maximum size of one guide's choices together, in UTF-8
 MOST_TREE_STEPS = 10_000  # maximum forwards for the labels of one row, unless all are scored
 MOST_GUIDE_BYTES = 64 * 1024  # maximum size of a JSON schema, a regular expression or a grammar
-_OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
+_OWN = {
+    "choice": "choices",
+    "labels": "choices",
+    "json_schema": "schema",
+    "regex": "regex",
+    "grammar": "grammar",
+}
 
 
 class FieldError(ValueError):
@@ -38,12 +44,11 @@ class GuideSpec:
 
     Attributes:
         kind: ``choice``: the answer is one of ``choices``, as the tokenizer encodes it, and then
-            ends. For other kinds, ``text`` is a JSON schema, a regular expression, or a Lark
-            grammar.
+            ends. ``labels``: the ``choices`` are scored, see `Scoring`. For other kinds, ``text``
+            is a JSON schema, a regular expression, or a Lark grammar.
         field: The request field that sets the guide; ``model`` for the task's own guide. Guides
             that differ only in ``field`` are equal.
-        end: The text that ends each choice instead of an end of sequence, only for `Scoring`; empty
-            if nothing ends a choice.
+        end: For ``labels``, see `Scoring`.
 
     Raises:
         ValueError: The guide has no choices, no text or a lone surrogate, or is too large.
@@ -59,11 +64,12 @@ class GuideSpec:
         if self.kind not in get_args(GuideKind):
             kinds = ", ".join(get_args(GuideKind))
             raise ValueError(f"a guide's kind is {self.kind!r}; it is one of {kinds}")
-        if self.kind == "choice" and not self.choices:
+        has_choices = self.kind in ("choice", "labels")
+        if has_choices and not self.choices:
             raise ValueError("a guide of choices is empty; give at least one")
-        if self.kind == "choice" and self.text:
+        if has_choices and self.text:
             raise ValueError("a guide of choices also has a text; leave the text out")
-        if self.kind != "choice" and (not self.text or self.choices):
+        if not has_choices and (not self.text or self.choices):
             raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
         _require_at_most(len(self.choices), "choices", MOST_CHOICES)
         most = MOST_CHOICE_BYTES if self.choices else MOST_GUIDE_BYTES
@@ -119,18 +125,27 @@ class Scoring:
     """Asks for the probabilities of the choices of a request's guide, instead of an answer.
 
     Attributes:
+        end: The text behind each choice, for models whose answers go on there; empty: nothing.
+            None: the task's value or, in a filled-in request, an end of sequence.
         exact: Whether every choice is scored.
         tolerance: Without ``exact``, forwards end when the choices that were not scored have at
             most this share of the probability of all choices; from 0 to below 1.
-        max_steps: Without ``exact``, the maximum number of forwards after the first.
+        max_steps: Without ``exact``, the maximum number of forwards; more only until a choice is
+            scored.
+        abstain_below: If the likeliest choice has a lower probability, the answer is empty; None:
+            the task's value.
+        temperature: Divisor of log-probabilities, which calibrates them; filled in by a replica.
 
     Raises:
         FieldError: A value is out of its range.
     """
 
+    end: str | None = None
     exact: bool = False
     tolerance: float = 0.001
     max_steps: int = 64
+    abstain_below: float | None = None
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < 1:
@@ -139,6 +154,9 @@ class Scoring:
         if not 1 <= self.max_steps <= MOST_TREE_STEPS:
             message = f"max_steps is {self.max_steps}; it goes from 1 to {MOST_TREE_STEPS}"
             raise FieldError("max_steps", message)
+        if not 0 <= (self.abstain_below or 0) <= 1:
+            message = f"abstain_below is {self.abstain_below}; it goes from 0 to 1"
+            raise FieldError("abstain_below", message)
 
 
 def _require_at_most(found: int, what: str, most: int) -> None:
@@ -312,6 +330,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     @property
     def prompt_field(self) -> str:
         """The request field of the prompt."""
+        if self.scoring is not None:
+            return f"input.{self.prompt_index}" if self.prompts > 1 else "input"
         if isinstance(self.prompt, Conversation):
             return "messages"
         if self.templated:

@@ -158,7 +158,8 @@ class Classification:
 
     Attributes:
         index: Position of the input in the call, from 0.
-        label: The most likely label; None if scoring failed.
+        label: The most likely label; None if scoring failed, or its probability is below
+            ``abstain_below``.
         probability: Its probability among all labels.
         probabilities: The probability of each label that was scored, the most likely first. They
             sum to 1. The true probabilities differ from them by at most ``unseen_mass``.
@@ -590,6 +591,7 @@ class LLM:
         exact: bool = False,
         tolerance: float = Scoring.tolerance,
         max_steps: int = Scoring.max_steps,
+        abstain_below: float | None = None,
         adapter: str | None = None,
         progress: bool | None = None,
     ) -> Classifications:
@@ -614,6 +616,7 @@ class LLM:
             tolerance: Without ``exact``, the share of all labels that may be left out.
             max_steps: Without ``exact``, the maximum number of forward passes for one input, after
                 which ``unseen_mass`` may exceed ``tolerance``.
+            abstain_below: The probability of the likeliest label below which there is no label.
             adapter: The name of an adapter.
             progress: See `generate`.
 
@@ -630,21 +633,16 @@ class LLM:
             texts = _items("labels", labels, "labels", "a list of texts")
             if wrong := [text for text in texts if not isinstance(text, str)]:
                 raise FieldError("labels", f"labels has {wrong[0]!r:.80}; give texts")
-            guide = _label_guide(texts, "labels", end)
-        elif (own := guide_of(self._builder.record)) and own.choices:
-            guide = _label_guide(own.choices, "model", end)
-        if guide is None:
-            raise FieldError("labels", "the task has no choices; give labels")
-        shared = Request(
-            guide=guide,
-            scoring=Scoring(exact, tolerance, max_steps),
-            adapter=adapter,
-            unguided=True,
-        )
+            try:
+                guide = GuideSpec("choice", tuple(texts), field="labels")
+            except ValueError as error:
+                raise FieldError("labels", f"labels: {error}") from error
+        how = Scoring(end, exact, tolerance, max_steps, abstain_below)
+        shared = Request(guide=guide, scoring=how, adapter=adapter)
         requests = [self._request(i, given, shared) for i, given in enumerate(_listed(inputs))]
         found = self._run(requests, "classified", progress)
         classified = Classifications(
-            self._classification(found.results[request.id], guide.choices)
+            _classification(found.results[request.id])
             for request in requests
             if request.id in found.results
         )
@@ -807,7 +805,7 @@ class LLM:
                 ids = tuple(given)
             one = structs.replace(one, prompt=ids)
             made = builder.reader.read(one, one.id, builder.record_version)
-            if index == 0 and made.scoring is None:
+            if index == 0:
                 builder.reader.guide(made.guide)
         except UnicodeEncodeError as error:
             half = f"input {index} has half of a character (a lone surrogate)"
@@ -817,25 +815,6 @@ class LLM:
             field = getattr(error, "field", one.prompt_field)
             raise FieldError(field, f"input {index}: {error}") from error
         return made
-
-    def _classification(self, result: GenerationResult, labels: Sequence[str]) -> Classification:
-        probabilities, unseen = dict[str, float](), 1.0
-        if scores := result.scores:
-            names = (labels[at] for at in scores.labels)
-            probabilities = dict(zip(names, scores.probabilities, strict=True))
-            unseen = scores.unseen
-        return Classification(
-            index=int(result.id.partition(".")[0]),
-            label=result.text if scores else None,
-            probability=next(iter(probabilities.values()), 0.0),
-            probabilities=probabilities,
-            unseen_mass=unseen,
-            prompt_tokens=result.prompt_tokens,
-            steps=result.acceptance.steps,
-            seconds=result.timings.total,
-            queued=result.timings.queued,
-            error=result.error,
-        )
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         index, _, choice = result.id.partition(".")
@@ -897,11 +876,23 @@ class _Found:
     interrupted: bool = False
 
 
-def _label_guide(labels: Sequence[str], name: str, end: str | None) -> GuideSpec:
-    try:
-        return GuideSpec("choice", tuple(labels), field=name, end=end)
-    except ValueError as error:
-        raise FieldError("labels", f"labels: {error}") from error
+def _classification(result: GenerationResult) -> Classification:
+    probabilities, unseen = dict[str, float](), 1.0
+    if scores := result.scores:
+        probabilities = dict(zip(scores.labels, scores.probabilities, strict=True))
+        unseen = scores.unseen
+    return Classification(
+        index=int(result.id.partition(".")[0]),
+        label=result.text or None,
+        probability=next(iter(probabilities.values()), 0.0),
+        probabilities=probabilities,
+        unseen_mass=unseen,
+        prompt_tokens=result.prompt_tokens,
+        steps=result.acceptance.steps,
+        seconds=result.timings.total,
+        queued=result.timings.queued,
+        error=result.error,
+    )
 
 
 def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSettings:

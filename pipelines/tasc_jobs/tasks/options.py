@@ -148,6 +148,20 @@ class TaskOptions(AnswerOptions, PromptOptions):
         list[str] | None,
         _answers("A label; repeatable. An answer is then one of the labels.", "none"),
     ] = None
+    label_end: Annotated[
+        str | None,
+        _answers(
+            "Text behind each label when probabilities of labels are asked for; for models whose "
+            "answers go on there.",
+            "end of sequence",
+        ),
+    ] = None
+    abstain_below: Annotated[
+        float | None,
+        _answers(
+            "Probability of the likeliest label below which a classification has no label.", "0"
+        ),
+    ] = None
     mixture: Annotated[
         str | None,
         _drafting(f"{', '.join(MIXTURES)}; see `tasc replay --help`.", DraftSettings.mixture),

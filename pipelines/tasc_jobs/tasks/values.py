@@ -153,6 +153,7 @@ def given_values(options: TaskOptions) -> Values:
     values["drafter"] = _placed(options.drafter)
     values["adapters"] = tuple(map(_named, options.adapters)) if options.adapters else None
     values["template"] = _with_breaks(options.template)
+    values["label_end"] = _with_breaks(options.label_end)
     values["stop"] = tuple(map(_with_breaks, options.stop)) if options.stop else None
     values["choices"] = _labels(options)
     if options.few_shot:

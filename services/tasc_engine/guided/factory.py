@@ -90,10 +90,9 @@ class Guides:
         self._vocab_size = vocab_size
         self._limits = limits or GuideLimits()
         max_items, max_bytes = self._limits.kept, self._limits.kept_bytes
-        self._kept: Kept[_Compiled] = Kept(max_items, max_bytes)
+        self._kept: Kept[_Compiled | LabelSet] = Kept(max_items, max_bytes)
         # Kept separately, so that refused guides do not displace guides in use.
         self._refused: Kept[str] = Kept(max_items, max_bytes)
-        self._label_sets: Kept[LabelSet] = Kept(max_items, max_bytes)
         self._library: Library | GuideError | None = None
         self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()
@@ -108,33 +107,43 @@ class Guides:
         Raises:
             GuideError: The guide cannot be followed, or a choice does not fit ``max_tokens``.
         """
-        compiled = self._find(spec)
-        if compiled is None:
-            with self._compiling:
-                compiled = self._find(spec) or self._compile(spec)
+        compiled = self._compiled(spec)
+        if isinstance(compiled, LabelSet):
+            raise GuideError("labels are scored, and guide no answer; use choices")
         return compiled.guide(max_tokens)
 
     def labels(self, spec: GuideSpec) -> LabelSet:
-        """Returns the choices of a guide for scoring.
+        """Returns labels for scoring.
 
         Raises:
-            GuideError: The guide has no choices, or they cannot be scored.
+            GuideError: The guide is of another kind, or the labels cannot be scored.
         """
-        if spec.kind != "choice":
-            raise GuideError(f"it is a guide by {spec.kind}; only choices have probabilities")
-        with self._compiling:
-            if (found := self._label_sets.get(spec)) is None:
-                self._warm_up()
-                found = label_set(spec, self._tokenizer, self._vocab_size)
-                self._label_sets.add(spec, found)
+        found = self._compiled(spec)
+        if not isinstance(found, LabelSet):
+            raise GuideError(f"it is a guide by {spec.kind}; only labels have probabilities")
         return found
+
+    def prepare(self, spec: GuideSpec) -> None:
+        """Compiles a guide or labels, unless they are known.
+
+        Raises:
+            GuideError: See `of` and `labels`.
+        """
+        self._compiled(spec)
 
     def known(self, spec: GuideSpec) -> bool:
         """Whether `of` returns or fails without compiling; for threads that must not wait."""
         with self._lock:
             return spec in self._kept or spec in self._refused
 
-    def _compile(self, spec: GuideSpec) -> _Compiled:
+    def _compiled(self, spec: GuideSpec) -> _Compiled | LabelSet:
+        compiled = self._find(spec)
+        if compiled is None:
+            with self._compiling:
+                compiled = self._find(spec) or self._compile(spec)
+        return compiled
+
+    def _compile(self, spec: GuideSpec) -> _Compiled | LabelSet:
         self._warm_up()
         try:
             compiled = self._made_of(spec)
@@ -156,7 +165,9 @@ class Guides:
             scoring.warm_up()
             self._warm = True
 
-    def _made_of(self, spec: GuideSpec) -> _Compiled:
+    def _made_of(self, spec: GuideSpec) -> _Compiled | LabelSet:
+        if spec.kind == "labels":
+            return label_set(spec, self._tokenizer, self._vocab_size)
         if spec.kind == "choice":
             return Choices.of(spec.choices, self._tokenizer, self._vocab_size)
         if self._library is None:
@@ -169,7 +180,7 @@ class Guides:
             raise GuideError(str(self._library))
         return self._library.compile(spec)
 
-    def _find(self, spec: GuideSpec) -> _Compiled | None:
+    def _find(self, spec: GuideSpec) -> _Compiled | LabelSet | None:
         with self._lock:
             if reason := self._refused.get(spec):
                 raise GuideError(reason)

@@ -239,14 +239,19 @@ class LabelScorer:
             return
         known = ~np.isnan(self._logp)
         frontier = np.flatnonzero(labels.goes_on & known & ~self._expanded)
-        ends = np.flatnonzero((labels.label >= 0) & known)
+        found, _ = self._label_logp()
         limits = self._logp[frontier] + np.log(labels.most_nested[frontier])
-        top = max(self._logp[ends].max(initial=-np.inf), limits.max(initial=-np.inf))
+        # n numbers with the sum s have p-th powers with a sum of at most n^(1-p) s^p, if p <= 1
+        # (Hölder), and of at most s^p, if p > 1.
+        power = 1 / how.temperature
+        limits = power * limits + max(1 - power, 0) * np.log(labels.ends_below[frontier])
+        found = power * found
+        top = max(found.max(initial=-np.inf), limits.max(initial=-np.inf))
         if top == -np.inf:
             self.error = "the target gives every label the probability 0"
             return
         unseen = np.exp(limits - top)
-        seen = float(np.exp(self._logp[ends] - top).sum())
+        seen = float(np.exp(found - top).sum())
         total = seen + float(unseen.sum())
         self._unseen, self._log_total = float(unseen.sum()) / total, top + float(np.log(total))
         if how.exact:
@@ -265,16 +270,34 @@ class LabelScorer:
             self._seeds = frontier[likeliest[:needed]].astype(np.int32)
             self._move_to(int(self._seeds[0]))
 
+    @property
+    def answer(self) -> str:
+        """The likeliest label; empty if its probability is too low for an answer."""
+        scores = self.scores()
+        sure = scores.probabilities[0] >= (self._how.abstain_below or 0)
+        return scores.labels[0] if sure else ""
+
     def scores(self) -> LabelScores:
         """The labels that were scored so far."""
-        labels, ends = self.labels.label, np.flatnonzero(self.labels.label >= 0)
-        ends = ends[~np.isnan(self._logp[ends])]
-        found = np.full(len(self.labels.texts), -np.inf)
-        np.logaddexp.at(found, labels[ends], self._logp[ends])
-        scored = np.unique(labels[ends])
+        found, scored = self._label_logp()
         order = scored[np.argsort(-found[scored], kind="stable")]
         unseen = 0.0 if self._how.exact else self._unseen
-        return LabelScores(tuple(order.tolist()), tuple(found[order].tolist()), unseen)
+        texts = self.labels.texts
+        return LabelScores(
+            labels=tuple(texts[at] for at in order),
+            numbers=tuple(order.tolist()),
+            logprobs=tuple(found[order].tolist()),
+            unseen=unseen,
+            count=len(texts),
+            temperature=self._how.temperature,
+        )
+
+    def _label_logp(self) -> tuple[Float64, Int64]:
+        """The log-probability of each label, -inf if it is not scored, and the scored labels."""
+        ends = np.flatnonzero((self.labels.label >= 0) & ~np.isnan(self._logp))
+        labels, found = self.labels.label[ends], np.full(len(self.labels.texts), -np.inf)
+        np.logaddexp.at(found, labels, self._logp[ends])
+        return found, np.unique(labels).astype(np.int64)
 
     def _move_to(self, node: int) -> None:
         """Sets `path` so that the next tree has room for the way to a node."""

@@ -63,8 +63,7 @@ def _output(sequence: Sequence, reason: FinishReason | None, drafted: int, kept:
     output, scorer = sequence.answer.output(reason), sequence.scorer
     if scorer is None or output.result is None:
         return output
-    scores = scorer.scores()
-    text = scorer.labels.texts[scores.labels[0]]
+    text, scores = scorer.answer, scorer.scores()
     return replace(output, text=text, result=replace(output.result, text=text, scores=scores))
 
 

@@ -5,12 +5,14 @@ Limits that do not depend on a task are checked where requests enter (`tasc_serv
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from tasc_engine.errors import GuideError
-from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults
+from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults, Scoring
 from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.engine.versions import Records
 from tasc_runtime.sampling_options import SHOWN, guide_of
@@ -84,6 +86,23 @@ def parameters_of(
     return found
 
 
+def _filled(scoring: Scoring, labels: GuideSpec, record: TaskRecord) -> Scoring:
+    """Fills in the task's values. A calibration is for the task's own labels and their end."""
+    own = labels.is_tasks and labels.end == record.label_end
+    below, temperature = scoring.abstain_below, record.label_temperature if own else None
+    return replace(
+        scoring,
+        end=labels.end,
+        abstain_below=record.abstain_below if below is None else below,
+        temperature=temperature or 1.0,
+    )
+
+
+@lru_cache(16)  # with many labels it takes milliseconds
+def _label_guide(guide: GuideSpec, end: str | None) -> GuideSpec:
+    return GuideSpec("labels", guide.choices, field=guide.field, end=end)
+
+
 def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
     """Checks that answers can contain stop strings.
 
@@ -142,8 +161,7 @@ class RequestReader:
             FieldError, ValueError: See `read` and `guide`.
         """
         request = self.read(asked, asked.id, asked.record_version or self._records.newest[1])
-        if request.scoring is None:
-            self.guide(request.guide)
+        self.guide(request.guide)
         return request
 
     def read(self, asked: Request, id: str, version: int) -> Request:
@@ -160,6 +178,10 @@ class RequestReader:
         """
         record, longest = self._records.of(version), self._engine.longest
         guide = None if asked.max_tokens == 0 else asked.guided_by(guide_of(record))
+        scoring = asked.scoring
+        if scoring is not None:
+            guide = self.labels(asked, version)
+            scoring = _filled(scoring, guide, record)
         if guide:
             apart = self._tokenizer.special_ids.union(self._tokenizer.eos_ids)
             guide.require_whole(asked.stop, {*asked.stop_token_ids} - apart)
@@ -182,7 +204,7 @@ class RequestReader:
             message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
             raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
         stops, stop_ids = (*record.stop, *asked.stop), asked.stop_token_ids
-        if asked.scoring is not None:
+        if scoring is not None and guide:
             most, stops = self._scoring_tokens(asked, guide, len(prompt)), ()
         if stops:
             stop_ids += self._special_stops(asked.stop, record)
@@ -197,6 +219,7 @@ class RequestReader:
             guide=guide,
             adapter=adapter_of(asked.adapter, record),
             record_version=version,
+            scoring=scoring,
         )
         self._engine.require_fit(request)
         return request
@@ -204,7 +227,8 @@ class RequestReader:
     def guide(self, guide: GuideSpec | None) -> "Guide | None":
         """Returns the compiled guide of a request; compiles it on this thread unless it is known.
 
-        vLLM compiles guides itself: there, the guide is only checked, and the result is None.
+        vLLM compiles guides itself: there, the guide is only checked, and the result is None. For
+        labels, which guide no answer, the result is None, too.
 
         Raises:
             FieldError: The guide cannot be followed.
@@ -212,19 +236,32 @@ class RequestReader:
         if guide is None:
             return None
         try:
-            return self._engine.guides.of(guide)
+            if guide.kind != "labels":
+                return self._engine.guides.of(guide)
+            self._engine.guides.prepare(guide)
+            return None
         except GuideError as error:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
 
-    def _scoring_tokens(self, asked: Request, guide: GuideSpec | None, prompt: int) -> int:
+    def labels(self, asked: Request, version: int) -> GuideSpec:
+        """Returns the labels that a request with `Scoring` scores.
+
+        Raises:
+            FieldError: Neither the request nor the task's record of this version has labels.
+        """
+        record = self._records.of(version)
+        guide = asked.guide or guide_of(record)
+        if guide is None or not guide.choices or asked.scoring is None:
+            raise FieldError("labels", "the task has no choices; give labels")
+        end = asked.scoring.end
+        return _label_guide(guide, record.label_end if end is None else end)
+
+    def _scoring_tokens(self, asked: Request, guide: GuideSpec, prompt: int) -> int:
         """Returns the number of tokens that a row needs behind its prompt to score labels.
 
         Raises:
-            FieldError: There are no labels, they cannot be scored, or a row has no room for them.
+            FieldError: The labels cannot be scored, or a row has no room for them.
         """
-        if guide is None or not guide.choices:
-            found = "the task has no choices" if guide is None else f"{guide.name} is no label set"
-            raise FieldError("labels", f"{found}; give labels")
         try:
             most = self._engine.scoring_tokens(guide)
         except GuideError as error:

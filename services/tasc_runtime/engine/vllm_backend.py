@@ -57,6 +57,10 @@ _ANEW = (
     "this time; send the request again"
 )
 _TOO_COLD = f"is above 0 and below {_LEAST_TEMPERATURE}; with vLLM, set 0 or a higher one"
+_NO_LABELS = (
+    "probabilities of labels need backend tasc, and this task has backend vllm; serve it with "
+    "backend tasc, or generate answers with guided_choice"
+)
 _GUIDES = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 _SOURCE = SOURCES.index("vllm")
 # Arguments of vLLM that follow from other settings.
@@ -245,6 +249,11 @@ class VllmGuides:
     def of(self, spec: GuideSpec) -> None:
         self.fields(spec)
 
+    def prepare(self, spec: GuideSpec) -> None:
+        if spec.kind == "labels":
+            raise GuideError(_NO_LABELS)
+        self.fields(spec)
+
     def fields(self, spec: GuideSpec) -> dict[str, Any]:
         """Returns the fields of vLLM's ``StructuredOutputsParams``.
 
@@ -417,11 +426,7 @@ class VllmEngine(BatchEngine):
         """Does nothing, as vLLM has nothing to compile."""
 
     def scoring_tokens(self, guide: GuideSpec) -> int:
-        raise FieldError(
-            "labels",
-            "probabilities of labels need backend tasc, and this task is served with backend vllm; "
-            "serve it with backend tasc, or generate answers with guided_choice",
-        )
+        raise FieldError("labels", _NO_LABELS)
 
     def require_adapter(self, name: str | None) -> None:
         if name is not None and name not in self._adapters:

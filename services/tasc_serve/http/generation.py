@@ -27,6 +27,7 @@ from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
+from tasc_serve.http.classify_api import ClassifyReply, ClassifyRequest
 from tasc_serve.http.parsing import (
     CLIENT_CLOSED_REQUEST,
     GenerationBody,
@@ -59,6 +60,7 @@ _UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
 _Result = TypeVar("_Result")
 _Reply = Reply | ResponsesReply
+_WholeReply = _Reply | ClassifyReply
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class GenerationEndpoint:
     """
 
     body: type[GenerationBody]
-    reply: Callable[..., _Reply]
+    reply: Callable[..., _WholeReply]
     reworded: Callable[[ApiError], ApiError] = lambda error: error
 
 
@@ -80,6 +82,7 @@ ENDPOINTS: Final[Mapping[str, GenerationEndpoint]] = {
     "/v1/completions": GenerationEndpoint(CompletionRequest, partial(Reply, COMPLETION)),
     "/v1/chat/completions": GenerationEndpoint(ChatRequest, partial(Reply, CHAT)),
     "/v1/responses": GenerationEndpoint(ResponsesRequest, ResponsesReply, in_its_words),
+    "/v1/classify": GenerationEndpoint(ClassifyRequest, ClassifyReply),
 }
 
 
@@ -188,12 +191,12 @@ class Generation:
                 return known
             asked = choices.pinned(asked, retry.record_version)
         reply = endpoint.reply(body, task, asked)
-        if body.stream:
+        if body.stream and not isinstance(reply, ClassifyReply):
             return await self._streamed(request, asked, reply, scope, permit, retry)
         with scope.waiting():
             async with _WhileConnected(request), _in_time(asked[0].timeout_s):
                 answers = await choices.complete(self._backend.router(task), asked)
-        permit.spend(sum(len(result.tokens) for result, _ in answers))
+        permit.spend(sum(len(result.tokens) or result.acceptance.steps for result, _ in answers))
         many = sum(len(texts) for _, texts in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
         if retry:

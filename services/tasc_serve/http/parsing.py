@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from tasc_protocol import FieldError, Request
 from tasc_protocol.request import MOST_CHOICE_BYTES
 from tasc_runtime.sampling_options import SHOWN
+from tasc_serve.http.classify_api import ClassifyRequest
 from tasc_serve.http.proxy_guard import first_fields
 from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
@@ -24,7 +25,7 @@ from tasc_serve.http_errors import ApiError, of_validation
 from tasc_serve.routing import choices
 from tasc_serve.settings import LimitSettings
 
-GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest
+GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest | ClassifyRequest
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that disconnected
 _BYTES_PER_TOKEN = 4  # approximate size of a token's text
 _Model = TypeVar("_Model", bound=BaseModel)

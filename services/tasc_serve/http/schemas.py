@@ -227,7 +227,7 @@ WINDOW_S: Final = 24 * 3600
 SHORTEST_S: Final = 3600
 LONGEST_S: Final = 2_592_000
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/classify"]
 _Name = Annotated[str, StringConstraints(max_length=64)]
 _Value = Annotated[str, StringConstraints(max_length=512)]
 

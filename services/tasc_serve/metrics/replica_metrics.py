@@ -36,6 +36,9 @@ _INTER_TOKEN_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15),
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
+_FORWARDS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 50, 100, 1000)
+_MAX_LABELS = 50  # series of one replica
 _MAX_PENDING = 64  # maximum number of steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
@@ -285,6 +288,7 @@ class ReplicaMetrics:
         self._make_drafts(make)
         self._make_requests(make)
         self._make_index(make)
+        self._make_classification(make)
 
     def _make_steps(self, make: Series) -> None:
         counter, histogram = make.counter, make.histogram
@@ -359,6 +363,24 @@ class ReplicaMetrics:
             "Share of the KV cache that requests reserve for their longest answers.",
         ).set_function(lambda: self._load()[2])
 
+    def _make_classification(self, make: Series) -> None:
+        self._labels = set[str]()
+        self._classified = make.counters(
+            "classifications",
+            f"Classifications by their label; after {_MAX_LABELS} different labels, by other.",
+            "label",
+        )
+        self._abstained = make.counter(
+            "classifications_abstained",
+            "Classifications without a label, because the likeliest was not probable enough.",
+        )
+        self._confidence = make.histogram(
+            "classification_confidence", "Probability of the likeliest label.", _SHARES
+        )
+        self._classify_steps = make.histogram(
+            "classification_steps", "Forward passes of one classification.", _FORWARDS
+        )
+
     def _make_index(self, make: Series) -> None:
         gauges = make.gauges
         self._index_info = gauges(
@@ -428,6 +450,19 @@ class ReplicaMetrics:
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
         self._first_token.observe(result.timings.first_token)
+        if (scores := result.scores) is not None:
+            self._count_label(result.text)
+            self._confidence.observe(scores.probabilities[0])
+            self._classify_steps.observe(result.acceptance.steps)
+
+    def _count_label(self, label: str) -> None:
+        """Counts an answered label by its name, or as ``other`` after the first names."""
+        if not label:
+            self._abstained.inc()
+            return
+        if len(self._labels) < _MAX_LABELS:
+            self._labels.add(label)
+        self._classified(label if label in self._labels else "other").inc()
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Observes ``seconds / tokens`` once per token, when the step is counted.

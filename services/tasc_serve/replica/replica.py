@@ -340,7 +340,7 @@ class Admission:
         self._own = ThreadPoolExecutor(1, "own-guide")
         # One thread is enough, since prompts are rendered one by one.
         self._renders = ThreadPoolExecutor(1, "prompts")
-        self._compiling: dict[GuideSpec, asyncio.Future[Guide | None]] = {}
+        self._compiling: dict[GuideSpec, asyncio.Future[None]] = {}
         self._rules = asyncio.Lock()
 
     async def request(
@@ -360,6 +360,10 @@ class Admission:
         slow = asked.templated and self._builder.has_chat_template
         slow = slow or (not isinstance(prompt, tuple) and len(str(prompt)) > _LONG_TEXT)
         try:
+            if asked.scoring is not None and version in self._builder.records:
+                labels = reader.labels(asked, version)
+                if refusal := await self._compiled(labels):
+                    return refusal
             if slow:
                 request = await asyncio.get_running_loop().run_in_executor(self._renders, read)
             else:
@@ -395,13 +399,13 @@ class Admission:
                 message = f"{len(self._compiling)} other guides are being compiled; try again later"
                 return Refusal("full", f"{guide.name}: {message}", guide.field)
 
-            def ended(compiled: asyncio.Future[Guide | None]) -> None:
+            def ended(compiled: asyncio.Future[None]) -> None:
                 del self._compiling[guide]
                 if not compiled.cancelled():
                     compiled.exception()  # retrieve the error, in case no request waits for it
 
             threads = self._own if guide.is_tasks else self._threads
-            compiling = asyncio.get_running_loop().run_in_executor(threads, guides.of, guide)
+            compiling = asyncio.get_running_loop().run_in_executor(threads, guides.prepare, guide)
             self._compiling[guide] = compiling
             compiling.add_done_callback(ended)
         try:

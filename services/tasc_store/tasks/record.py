@@ -8,6 +8,7 @@ object, but not that a schema or a regular expression is valid.
 import json
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from hashlib import sha256
 from typing import Any, Literal, Self, get_args
 
 from tasc_draft.settings import DraftSettings
@@ -150,7 +151,8 @@ _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # JSON and adds no version, and older programs can read records without these fields.
 _LATER = (
     *("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat"),
-    "allow_special_tokens_in_input",
+    *("allow_special_tokens_in_input", "label_end", "abstain_below", "label_temperature"),
+    "calibrated_for",
 )
 
 _PARTS: dict[str, type[Any]] = {
@@ -193,9 +195,18 @@ class TaskRecord:
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
             become these tokens in texts that are put into the template; else they are ordinary
             text.
+        label_end: The text behind each of the choices when they are scored; empty: nothing; unset:
+            an end of sequence.
+        abstain_below: If the likeliest of scored choices has a lower probability, there is no
+            answer; unset: there is always one.
+        label_temperature: Divisor of the log-probabilities of scored choices, which calibrates
+            them; unset: they are not calibrated.
+        calibrated_for: `scoring_fingerprint` of the record for which ``label_temperature`` was
+            fitted.
 
     Raises:
-        ValueError: A value is of the wrong kind or outside its range.
+        ValueError: A value is of the wrong kind or outside its range; or ``label_temperature`` was
+            fitted for another model, prompt or label set.
     """
 
     name: str
@@ -218,6 +229,10 @@ class TaskRecord:
     neural: NeuralDrafting | None = None
     chat: ChatTemplate | None = None
     allow_special_tokens_in_input: bool = False
+    label_end: str | None = None
+    abstain_below: float | None = None
+    label_temperature: float | None = None
+    calibrated_for: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
@@ -261,6 +276,31 @@ class TaskRecord:
                 f"allow_special_tokens_in_input is {spells!r:.80}; it must be true or false"
             )
 
+        self._check_scoring()
+
+    def _check_scoring(self) -> None:
+        if not isinstance(self.label_end, str | None):
+            raise ValueError(f"label_end is {self.label_end!r:.80}; it must be a text, or unset")
+        if self.abstain_below is not None:
+            _require_within("abstain_below", self.abstain_below, 0, 1)
+        if self.label_temperature is None:
+            return
+        _require_within("label_temperature", self.label_temperature, 0.01, 100)
+        if self.calibrated_for != self.scoring_fingerprint:
+            raise ValueError(
+                f"label_temperature is {self.label_temperature:g}, which was fitted for another "
+                "model, adapter, dtype, prompt or label set; unset it, and run `tasc calibrate`"
+            )
+
+    @property
+    def scoring_fingerprint(self) -> str:
+        """Identifies all that the probabilities of the choices depend on."""
+        chat = None if self.chat is None else asdict(self.chat)
+        parts: list[Any] = [self.model, self.revision, self.adapter, self.adapters, self.dtype]
+        parts += [self.quantization, self.template, chat, self.choices, self.label_end]
+        parts += [self.fingerprint, self.allow_special_tokens_in_input]
+        return sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
     @property
     def is_int8(self) -> bool:
         """Whether the engine's own int8 products are used, on a CPU."""
@@ -278,7 +318,7 @@ class TaskRecord:
 
     def to_json(self) -> str:
         content = {**asdict(self), "sampling": self.sampling.given}
-        written = {k: v for k, v in content.items() if v or k not in _LATER}
+        written = {k: v for k, v in content.items() if v or v == "" or k not in _LATER}
         return json.dumps(written, sort_keys=True, separators=(",", ":"))
 
     @classmethod

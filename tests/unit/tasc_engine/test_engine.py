@@ -382,7 +382,8 @@ def test_gpu_chooses_tokens_before_the_host_waits(monkeypatch, device: str) -> N
         start_logits=lambda _: lambda: done.append("logits") or logits,
     )
     plan: Any = SimpleNamespace(
-        emitting_rows=np.zeros(1, np.int32), emitting=[SimpleNamespace(request=REQUESTS[0], scorer=None)],
+        emitting_rows=np.zeros(1, np.int32),
+        emitting=[SimpleNamespace(request=REQUESTS[0], scorer=None)],
         scored=None, batch=lambda *_: None, limits=lambda _: done.append("limits") or limits,
     )  # fmt: skip
     verification = verifier.Verifier(target, chooser, limits.is_eos)
