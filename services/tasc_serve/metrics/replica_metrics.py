@@ -364,7 +364,7 @@ class ReplicaMetrics:
         ).set_function(lambda: self._load()[2])
 
     def _make_classification(self, make: Series) -> None:
-        self._labels = set[str]()
+        self._counted_labels = set[str]()
         self._classified = make.counters(
             "classifications",
             f"Classifications by their label; after {_MAX_LABELS} different labels, by other.",
@@ -460,9 +460,9 @@ class ReplicaMetrics:
         if not label:
             self._abstained.inc()
             return
-        if len(self._labels) < _MAX_LABELS:
-            self._labels.add(label)
-        self._classified(label if label in self._labels else "other").inc()
+        if len(self._counted_labels) < _MAX_LABELS:
+            self._counted_labels.add(label)
+        self._classified(label if label in self._counted_labels else "other").inc()
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Observes ``seconds / tokens`` once per token, when the step is counted.
