@@ -1,7 +1,10 @@
-"""The dashboard "tasc-serve / Service latency": whether answers come, how fast, and what delays."""
+"""The dashboard "tasc-serve / Service latency": whether answers come, how fast, and what delays.
+
+Its last section shows how texts are classified.
+"""
 
 from panels import Dashboard, Panel, Section, Target, Variable
-from queries import OWN, TASK, mean, quantile, rate, rise, share
+from queries import OWN, TASK, mean, quantile, rate, ratio, rise, share
 
 _HTTP = "tasc_http_requests_total"
 
@@ -268,15 +271,82 @@ _FAILOVER = (
     ),
 )
 
+# Each classification has one confidence, with or without a label.
+_CLASSIFIED = "tasc_classification_confidence_count"
+_NO_LABEL = ratio("tasc_classifications_abstained_total", _CLASSIFIED)
+_LABELS = (
+    f"{rate('tasc_classifications_total', 'task, label')}"
+    f" / ignoring (label) group_left {rate(_CLASSIFIED)}"
+)
+_CLASSIFICATION = (
+    Panel(
+        "Label shares",
+        "percentunit",
+        "Classifications with a label / all classifications of the task; no label: the likeliest"
+        " was not probable enough. Shares of a task add up to 100%. A replica names the first 50"
+        " labels that it answers with; the rest is other.",
+        "A share moves and stays: compare it with that of a week before, and read some texts. If"
+        " they are as before, the model, the prompt or the labels have changed, or a client sends"
+        " labels of its own. other moves at restarts: there are over 50 labels, and each replica"
+        " names those that it met first.",
+        (
+            Target(_LABELS, "{{label}} {{task}}"),
+            Target(_NO_LABEL, "no label {{task}}"),
+        ),
+        width=12,
+        most=1,
+    ),
+    Panel(
+        "Abstentions",
+        "percentunit",
+        "Classifications without a label, since the likeliest had a probability below abstain_below"
+        " / all classifications. 0 if neither the task nor a request sets it.",
+        "Rises while confidence falls: texts come that no label fits; add a label, or fine-tune the"
+        " model on them. Rises alone: the task or a client raised abstain_below.",
+        (Target(_NO_LABEL, "{{task}}"),),
+        width=12,
+    ),
+    Panel(
+        "Confidence",
+        "percentunit",
+        "Probability of the likeliest label, abstentions included: its mean, and what 10% of"
+        " classifications stay below (p10). A calibrated task has calibrated probabilities.",
+        "Both fall: new kinds of texts, or labels that mean almost the same. p10 alone: one kind of"
+        " texts is unclear. A jump at a change of the model, the prompt or the labels is expected;"
+        " choose abstain_below anew.",
+        (
+            Target(mean("tasc_classification_confidence"), "mean {{task}}"),
+            Target(quantile(0.1, "tasc_classification_confidence"), "p10 {{task}}"),
+        ),
+        width=12,
+        most=1,
+    ),
+    Panel(
+        "Forward passes per classification",
+        "short",
+        "Forwards of the target until the labels of one text are scored, the last one of the prompt"
+        " included: their mean, and what 95% of classifications do not exceed (p95), rounded up.",
+        "Many: raise tolerance, lower max_steps, or leave exact out; labels of fewer tokens need"
+        " fewer. Classifications that end at max_steps may have an unseen_mass above tolerance.",
+        (
+            Target(mean("tasc_classification_steps"), "mean {{task}}"),
+            Target(f"ceil({quantile(0.95, 'tasc_classification_steps')})", "p95 {{task}}"),
+        ),
+        width=12,
+    ),
+)
+
 LATENCY = Dashboard(
     uid="tasc-latency",
     title="tasc-serve / Service latency",
-    about="Whether answers come, how long they take, and where the time goes.",
+    about="Whether answers come, how long they take, where the time goes, and which labels texts"
+    " get.",
     sections=(
         Section("Requests", _REQUESTS),
         Section("Times", _TIMES),
         Section("Steps and memory", _STEPS),
         Section("Replicas and failover", _FAILOVER),
+        Section("Classification", _CLASSIFICATION),
     ),
     variables=(
         Variable("task", "tasc_verify_steps_total"),

@@ -1,19 +1,22 @@
 """A process that counts like a replica, a gateway and a worker, until its standard input ends.
 
 Every step is the same, so the ratios a dashboard should show are known: 5 of 9 draft tokens are
-accepted, 16 tokens come from 8 row-steps, drafting takes a quarter of the time of verifying.
+accepted, 16 tokens come from 8 row-steps, drafting takes a quarter of the time of verifying. Of
+each 4 classifications, 2 have one label, 1 has another, and 1 has none.
 """
 
+import math
 import select
 import sys
 import time
 
 import numpy as np
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from tasc_draft.drafts import SOURCES
 from tasc_engine.stats import StepRecord
-from tasc_protocol import GenerationResult, Timings
+from tasc_protocol import Acceptance, GenerationResult, LabelScores, Timings
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.discovery import MetricsPort
@@ -35,6 +38,22 @@ DAY_S = 86400
 RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.015))
 
 
+def classified(label: str, confidence: float, steps: int) -> GenerationResult:
+    """The result of a classification; without a label it is an abstention."""
+    logprobs = (math.log(confidence), math.log(1 - confidence))
+    scores = LabelScores(("first", "second"), (0, 1), logprobs, 0.0, 2)
+    acceptance = Acceptance((0,) * steps, (0,) * steps)
+    return structs.replace(RESULT, text=label, acceptance=acceptance, scores=scores)
+
+
+CLASSIFIED = (
+    classified("alarm", 0.85, 2),
+    classified("alarm", 0.85, 2),
+    classified("music", 0.75, 4),
+    classified("", 0.55, 4),
+)
+
+
 class Replica:
     """The series of a replica; its index is a day old, with a forecast of 2.5 tokens per step."""
 
@@ -52,13 +71,13 @@ class Replica:
 
     def feed(self) -> None:
         self.engine.observe_step(STEP)
-        self.engine.observe_result(RESULT)
-        self.engine.observe_result(RESULT)
+        for result in (RESULT, RESULT, *CLASSIFIED):
+            self.engine.observe_result(result)
         self.engine.observe_inter_token(0.004, 2)
         for mismatch in (None, "near_tie", "real"):
             self.engine.observe_check(mismatch)
         self.engine.not_checked["old"].inc()
-        self.engine.collected.inc()
+        self.engine.collected.inc(3)
         self.engine.not_collected["full"].inc()
         self.neural.sizes([500] * 8)
 

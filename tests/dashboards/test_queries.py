@@ -68,6 +68,14 @@ KNOWN = [
     ("latency: Running and waiting, timeseries, B", {}, 2),
     ("latency: KV cache in use, timeseries, A", {}, 0.25),
     ("latency: Prompt tokens not computed again, timeseries, A", {}, 60 / 80),
+    ("latency: Label shares, timeseries, A", {"label": "alarm"}, 2 / 4),
+    ("latency: Label shares, timeseries, A", {"label": "music"}, 1 / 4),
+    ("latency: Label shares, timeseries, B", {}, 1 / 4),
+    ("latency: Abstentions, timeseries, A", {}, 1 / 4),
+    ("latency: Confidence, timeseries, A", {}, 0.75),
+    ("latency: Confidence, timeseries, B", {}, 0.54),  # interpolated between 0.5 and 0.6
+    ("latency: Forward passes per classification, timeseries, A", {}, 3),
+    ("latency: Forward passes per classification, timeseries, B", {}, 4),
 ]
 
 
