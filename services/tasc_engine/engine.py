@@ -335,12 +335,14 @@ class Engine(BatchEngine):
         """Publishes the step's record; updates the costs of steps and the value of drafts."""
         plan, decision, clock = collected.plan, collected.decision, collected.clock
         drafts, used = collected.drafts, collected.committed.used.tolist()
+        pairs = zip(plan.emitting, drafts.sizes.tolist(), strict=True)
+        drafts_of_answers = [size for sequence, size in pairs if sequence.scorer is None]
         emitted = {output.id: len(output.tokens) for output in outputs}
         # Tokens that guides forced before or after the step's own tokens.
         forced = sum(n - k for n, k in zip(emitted.values(), used, strict=True) if k)
         record = StepRecord(
-            row_steps=sum(sequence.scorer is None for sequence in plan.emitting),
-            drafts=int(np.count_nonzero(drafts.sizes)),
+            row_steps=len(drafts_of_answers),
+            drafts=sum(size > 0 for size in drafts_of_answers),
             drafted=counts.drafted,
             reached=counts.reached,
             accepted=counts.kept,
@@ -365,7 +367,7 @@ class Engine(BatchEngine):
             spent = Spent.of(plan, record, decision or Decision())
             self._draft_budget.time(spent, clock.late)
             # The trees of labels are no drafts, and say nothing about the gain of drafts.
-            if decision and all(sequence.scorer is None for sequence in plan.emitting):
+            if decision and len(drafts_of_answers) == len(plan.emitting):
                 self._draft_budget.learn(spent)
 
     def _give_up(self, sequence: Sequence, error: str) -> Output:

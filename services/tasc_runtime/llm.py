@@ -39,6 +39,7 @@ from tasc_protocol import FieldError, Scoring, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.calibration import Calibration, Judged, calibrated
 from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -638,33 +639,77 @@ class LLM:
             except ValueError as error:
                 raise FieldError("labels", f"labels: {error}") from error
         how = Scoring(end, exact, tolerance, max_steps, abstain_below)
-        shared = Request(guide=guide, scoring=how, adapter=adapter)
-        requests = [self._request(i, given, shared) for i, given in enumerate(_listed(inputs))]
-        found = self._run(requests, "classified", progress)
-        classified = Classifications(
-            _classification(found.results[request.id])
-            for request in requests
-            if request.id in found.results
+        found = self._scored(
+            _listed(inputs), Request(guide=guide, scoring=how, adapter=adapter), progress
         )
+        classified = Classifications(map(_classification, found.in_order))
         classified.interrupted = found.interrupted
         return classified
+
+    def calibrate(
+        self, rows: Corpus, *, end: str | None = None, progress: bool | None = None
+    ) -> Calibration:
+        """Fits a temperature, so that probabilities of the task's choices can be trusted.
+
+        From now on, `classify` without ``labels`` divides log-probabilities by the temperature, and
+        `save` keeps it. It is only for this model, adapter, dtype, prompt and these choices.
+
+        ```python
+        llm = LLM("./my-model", choices=["alarm", "music", "news"])
+        print(llm.calibrate("held-out.jsonl").after.error)
+        ```
+
+        Args:
+            rows: Rows that the model was not trained with, in any form of a corpus. Each output is
+                one of the choices, or begins with a choice and ``end``.
+            end: See `classify`; the task keeps it.
+            progress: See `generate`.
+
+        Raises:
+            FieldError: The task has no choices, or an output is none of them.
+            ValueError: There are too few rows.
+            KeyboardInterrupt: Ctrl-C was pressed; nothing changes.
+        """
+        end = self.record.label_end if end is None else end
+        record = replace(self.record, label_end=end, label_temperature=None, calibrated_for=None)
+        if not record.choices:
+            raise FieldError("labels", "the task has no choices to calibrate; give choices")
+        pairs = [(row.input, label_of(row.output, record)) for row in rows_of(rows)]
+        how = Scoring(record.label_end)
+        guide = GuideSpec("choice", record.choices, field="labels")  # without the task's own values
+        found = self._scored(
+            [text for text, _ in pairs], Request(guide=guide, scoring=how), progress
+        )
+        if found.interrupted:
+            raise KeyboardInterrupt
+        judged = [
+            Judged.of(result.scores, label)
+            for result, (_, label) in zip(found.in_order, pairs, strict=True)
+            if result.scores
+        ]
+        fit = calibrated(judged)
+        fingerprint = record.scoring_fingerprint
+        record = replace(record, label_temperature=fit.temperature, calibrated_for=fingerprint)
+        with self._running():
+            self._builder.take(record, self._builder.record_version + 1)
+        return fit
+
+    def _scored(self, inputs: Sequence[Input], shared: Request, progress: bool | None) -> "_Found":
+        requests = [self._request(i, given, shared) for i, given in enumerate(inputs)]
+        return self._run(requests, "classified", progress)
 
     def _answered(
         self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
     ) -> Completions:
         requests = list(self._requests(inputs, asked))
         found = self._run(requests, "answers", progress)
-        answers = Completions(
-            self._completion(found.results[request.id], asked)
-            for request in requests
-            if request.id in found.results
-        )
+        answers = Completions(self._completion(result, asked) for result in found.in_order)
         answers.interrupted = found.interrupted
         return answers
 
     def _run(self, requests: Sequence[Request], name: str, progress: bool | None) -> "_Found":
         """Answers requests until Ctrl-C; progress is shown under ``name``."""
-        found = _Found()
+        found = _Found([request.id for request in requests])
         show = len(requests) >= _PROGRESS_ROWS if progress is None else progress
         shown: Progress | nullcontext[None] = (
             show_progress(name, len(requests)) if show else nullcontext()
@@ -870,10 +915,36 @@ class LLM:
 
 @dataclass
 class _Found:
-    """The results of one call by request id, and whether Ctrl-C ended it."""
+    """The results of one call.
 
+    Attributes:
+        ids: Ids of all requests, in the order of their inputs.
+        results: Results so far, by request id.
+        interrupted: Whether Ctrl-C ended the call.
+    """
+
+    ids: Sequence[str]
     results: dict[str, GenerationResult] = field(default_factory=dict)
     interrupted: bool = False
+
+    @property
+    def in_order(self) -> list[GenerationResult]:
+        return [self.results[id] for id in self.ids if id in self.results]
+
+
+def label_of(output: str, record: TaskRecord) -> str:
+    """Returns the choice that an output is, or begins with before ``label_end``.
+
+    Raises:
+        FieldError: It is none of the choices.
+    """
+    known, end = set(record.choices), record.label_end
+    if output in known:
+        return output
+    begin = output.split(end)[0] if end else output
+    if begin not in known:
+        raise FieldError("rows", f"the output {output!r:.100} is none of the task's choices")
+    return begin
 
 
 def _classification(result: GenerationResult) -> Classification:

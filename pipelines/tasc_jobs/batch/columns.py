@@ -28,7 +28,13 @@ ANSWER = pa.schema(
 _TOKEN = [("token", pa.string()), ("logprob", pa.float64()), ("bytes", pa.list_(pa.uint8()))]
 _TOP = pa.list_(pa.struct(_TOKEN))
 LOGPROBS = pa.field("logprobs", pa.list_(pa.struct([*_TOKEN, ("top_logprobs", _TOP)])))
-_TAKEN = (*ANSWER.names, LOGPROBS.name)
+_LABEL = [("label", pa.string()), ("probability", pa.float64())]
+PROBABILITIES = [
+    pa.field("probability", pa.float64()),
+    pa.field("probabilities", pa.list_(pa.struct(_LABEL))),
+    pa.field("unseen_mass", pa.float64()),
+]
+_TAKEN = (*ANSWER.names, LOGPROBS.name, *(field.name for field in PROBABILITIES))
 _PREFIX = "input_"
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import islice, repeat
@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from msgspec.structs import replace
 
-from tasc_jobs.batch.columns import ANSWER, LOGPROBS, OwnColumns, OwnRow, json_row
+from tasc_jobs.batch.columns import (
+    ANSWER,
+    LOGPROBS,
+    PROBABILITIES,
+    OwnColumns,
+    OwnRow,
+    json_row,
+)
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.inputs import (
     Input,
@@ -62,6 +69,7 @@ _LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # default limits of rows without an ans
 _NOT_PINNED = {
     *("id", "prompt", "templated", "draft", "stream", "parameters", "prompt_index"),
     *("choice_index", "n", "prompts", "timeout_s", "committed_ids", "record_version"),
+    "scoring",
 }
 
 
@@ -97,7 +105,20 @@ class RowAnswers:
         }
         if self.asked.logprobs is not None:
             content[LOGPROBS.name] = [token.as_json for token in token_texts]
+        if (scores := result.scores) is not None:
+            found = scores.probabilities
+            content["probability"], content["unseen_mass"] = found[0], scores.unseen
+            content["probabilities"] = [
+                {"label": label, "probability": probability}
+                for label, probability in zip(scores.labels, found, strict=True)
+            ]
         return content
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the answers."""
+        more = [] if self.asked.logprobs is None else [LOGPROBS]
+        return pa.schema([*ANSWER, *more, *(PROBABILITIES if self.asked.scoring else ())])
 
 
 def _way_out(error: PromptTooLong, positions: int) -> str:
@@ -128,7 +149,8 @@ def generate(
 
     Args:
         draft: Whether to use drafts.
-        asked: A request without a prompt. With ``logprobs``, answers have a column of that name.
+        asked: A request without a prompt. With ``logprobs``, answers have a column of that name;
+            with ``scoring``, columns of probabilities.
         reject: File for rows without an answer, as JSON lines with ``output``, ``line``, ``id`` and
             ``reason``, and ``file`` if the input has several files. The file exists only if some
             row has no answer. None uses a file next to the output.
@@ -145,8 +167,8 @@ def generate(
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or Request(), draft)
-    columns = ANSWER if strategy.asked.logprobs is None else ANSWER.append(LOGPROBS)
-    finish = partial(write_files, output, rejects, columns=columns, own=opened.own)
+    columns, own = strategy.columns, opened.own
+    finish = partial(write_files, output, rejects, columns=columns, own=own)
     try:
         return run_job(
             spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress
@@ -231,6 +253,8 @@ def _pins_of(asked: Request) -> dict[str, Any]:
     pins = {name: getattr(asked, name) for name in names}
     pins |= {name: asked.parameters.get(name) for name in PARAMETERS}
     pins["stop"] = asked.stop or None  # earlier versions pinned None if there were no stop strings
+    if asked.scoring:  # earlier versions did not have it
+        pins["scoring"] = asdict(asked.scoring)
     if asked.guide:
         text = json.dumps([asked.guide.choices, asked.guide.text])
         pins["guide"] = [asked.guide.kind, hashlib.sha256(text.encode()).hexdigest()]

@@ -66,4 +66,8 @@ A quick guess of costs: tasc tune tickets
 Costs of this machine: tasc tune tickets --measure-cost --report tune.html
 
 Costs of another machine: tasc tune tickets --step-cost costs.json""",
+    "calibrate": """\
+A task with labels: tasc calibrate tickets --rows held-out.jsonl --report calibration.html
+
+No label below 80 %: tasc task set tickets --abstain-below 0.8""",
 }

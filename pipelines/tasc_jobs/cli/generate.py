@@ -90,6 +90,17 @@ Logprobs = Annotated[
 ]
 
 
+Probabilities = Annotated[
+    bool,
+    typer.Option(
+        "--probabilities",
+        help="Write the label of each row, from --choices or the task's labels, with the "
+        "probabilities of labels. The text is empty below the task's abstain_below.",
+        show_default="off",
+    ),
+]
+
+
 if TYPE_CHECKING:
     from tasc_jobs.batch.work import JobReport
     from tasc_protocol import GuideSpec, Request
@@ -111,6 +122,7 @@ def generate(
     draft: Draft = True,
     keep_columns: KeepColumns = False,
     logprobs: Logprobs = None,
+    probabilities: Probabilities = False,
     answers: AnswerOptions,
     seed: Seed = 0,
     input_field: InputField = "input",
@@ -133,8 +145,10 @@ def generate(
     rejects = reject or reject_file(output)
     check_places(given, output, rejects)
     require_files(answers.choices, answers.schema)
+    if probabilities and logprobs is not None:
+        raise UsageError("--probabilities and --logprobs exclude each other; give one of them")
     with store.open(task) as url:
-        from tasc_protocol import Request
+        from tasc_protocol import Request, Scoring
         from tasc_runtime.engine_settings import EngineSettings
 
         asked = Request(
@@ -143,6 +157,7 @@ def generate(
             guide=_guide(answers),
             logprobs=logprobs,
             adapter=adapter,
+            scoring=Scoring() if probabilities else None,
         )
         job: dict[str, Any] = {
             "engine": pool.engine(EngineSettings()),
@@ -207,6 +222,9 @@ def _require_task(url: str, task: str, asked: "Request") -> None:
     except ValueError as error:
         name, blank, rest = str(error).partition(" ")
         raise UsageError(f"{option(name)}{blank}{rest}") from error
+    if asked.scoring and not (asked.guide or record).choices:
+        way_out = "give --choices, or set them with `tasc task set`"
+        raise UsageError(f"--probabilities needs labels, and task {task} has none; {way_out}")
     if asked.guide:
         model = BaseModel.open(record.model, record.revision)
         check_guide(asked.guide, asked.guide.field, record, model)

@@ -39,7 +39,7 @@ from tasc_jobs.cli.options import (
 )
 from tasc_jobs.cli.stats import stats
 from tasc_jobs.cli.tasks import task_app
-from tasc_jobs.cli.tuning import replay, tune
+from tasc_jobs.cli.tuning import calibrate, replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import JobError, exit_code, in_short, known_errors, require_writable
 from tasc_jobs.hints import use_store
@@ -369,7 +369,7 @@ _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer] | dict[str, str], ...
     "Serve": (serve, ("key", key_app), demo),
     "Batch": (generate, worker),
     "Fine-tune": (_FINE_TUNE,),
-    "Measure": (doctor, stats, replay, tune, _EVALUATE),
+    "Measure": (doctor, stats, replay, tune, calibrate, _EVALUATE),
 }
 for _panel, _members in _PANELS.items():
     for _member in _members:

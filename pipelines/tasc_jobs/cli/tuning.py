@@ -1,4 +1,4 @@
-"""The commands `tasc replay` and `tasc tune`."""
+"""The commands `tasc replay`, `tasc tune` and `tasc calibrate`."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from tasc_jobs.cli.options import (
     AsJson,
+    Device,
     Eos,
     Report,
     RowIdOptions,
@@ -16,6 +17,7 @@ from tasc_jobs.cli.options import (
     check_report,
     grouped,
     numbers,
+    require_files,
     show,
 )
 from tasc_jobs.errors import UsageError
@@ -164,4 +166,42 @@ def tune(
     price = PriceOptions(node_cost, batch_size, costs, measure_cost)
     with store.open() as url:
         figures, page = tune_job(connect(url), task, price, tree, rows)
+    show(page, figures, report, as_json)
+
+
+@grouped()
+def calibrate(
+    *,
+    task: Task,
+    rows: Annotated[
+        list[Path],
+        typer.Option(help="Rows that the model was not trained with; .jsonl, .jsonl.gz, .parquet"),
+    ],
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--label-end",
+            help="Text behind each label, for models whose answers go on there.",
+            show_default="the task's, else end of sequence",
+        ),
+    ] = None,
+    device: Device = "auto",
+    report: Report = None,
+    row: RowIdOptions,
+    store: StoreOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Make the probabilities of TASK's labels match how often the labels are right.
+
+    Each output is one of the task's labels, or begins with a label and --label-end. The task keeps
+    the fitted temperature, and replicas use it at once. It is only for this model, adapter, dtype,
+    prompt and set of labels: changes of these are refused until it is unset. The report shows which
+    threshold (abstain_below) gives which share of right labels.
+    """
+    from tasc_jobs.tuning.calibrate import calibrate_job
+
+    require_files(*rows)
+    check_report(report)
+    with store.open(task) as url:
+        figures, page = calibrate_job(connect(url), url, task, rows, row.fields, end, device=device)
     show(page, figures, report, as_json)

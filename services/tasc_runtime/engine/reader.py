@@ -99,8 +99,8 @@ def _filled(scoring: Scoring, labels: GuideSpec, record: TaskRecord) -> Scoring:
 
 
 @lru_cache(16)  # with many labels it takes milliseconds
-def _label_guide(guide: GuideSpec, end: str | None) -> GuideSpec:
-    return GuideSpec("labels", guide.choices, field=guide.field, end=end)
+def _label_guide(guide: GuideSpec, end: str | None, field: str) -> GuideSpec:
+    return GuideSpec("labels", guide.choices, field=field, end=end)
 
 
 def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
@@ -254,7 +254,7 @@ class RequestReader:
         if guide is None or not guide.choices or asked.scoring is None:
             raise FieldError("labels", "the task has no choices; give labels")
         end = asked.scoring.end
-        return _label_guide(guide, record.label_end if end is None else end)
+        return _label_guide(guide, record.label_end if end is None else end, guide.field)
 
     def _scoring_tokens(self, asked: Request, guide: GuideSpec, prompt: int) -> int:
         """Returns the number of tokens that a row needs behind its prompt to score labels.

@@ -15,7 +15,10 @@ from tasc_runtime.errors import ServiceError
 from tasc_store import StoreError, TaskRecord, TaskStore
 
 # Fields that affect requests or drafts, but no weight, token or template.
-_LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
+_LIVE = (
+    *("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft"),
+    *("label_end", "abstain_below", "label_temperature", "calibrated_for"),
+)
 MAX_KNOWN = 8
 
 

@@ -37,8 +37,8 @@ _INTER_TOKEN_S = (
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
-_FORWARDS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 50, 100, 1000)
-_MAX_LABELS = 50  # series of one replica
+_FORWARDS = (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 128, 1024)
+_MAX_LABELS, _MAX_LABEL_CHARS = 50, 100  # of the series of one replica
 _MAX_PENDING = 64  # maximum number of steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
@@ -460,6 +460,7 @@ class ReplicaMetrics:
         if not label:
             self._abstained.inc()
             return
+        label = label[:_MAX_LABEL_CHARS]
         if len(self._counted_labels) < _MAX_LABELS:
             self._counted_labels.add(label)
         self._classified(label if label in self._counted_labels else "other").inc()

@@ -1,15 +1,18 @@
+import math
+
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metric_names import METRICS
 from tasc_draft.drafts import SOURCES
 from tasc_engine.stats import EngineTotals, StepRecord
-from tasc_protocol import GenerationResult, Timings
+from tasc_protocol import GenerationResult, LabelScores, Timings
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -238,6 +241,30 @@ def test_drafter_vocabulary_is_a_histogram_and_the_off_reason_is_a_gauge():
     assert off == {"slow": 1, "failed": 0}
 
 
+def classified(label: str, sure: float = 0.75) -> GenerationResult:
+    logprobs = math.log(sure), math.log(1 - sure)
+    scores = LabelScores((label or "news", "other one"), (0, 1), logprobs, 0.0, 2)
+    return replace(result("stop", ()), text=label, scores=scores)
+
+
+def test_classifications_are_counted_by_label_up_to_a_number_of_labels():
+    registry, metrics = replica()
+    for name in [*(f"label {i}" for i in range(60)), "label 1", ""]:
+        metrics.observe_result(classified(name))
+    text = generate_latest(registry).decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    by_label = {
+        s.labels["label"]: s.value for s in samples if s.name == "tasc_classifications_total"
+    }
+    assert len(by_label) == 51
+    assert by_label["label 0"] == 1
+    assert by_label["label 1"] == 2
+    assert by_label["other"] == 10
+    values = {s.name: s.value for s in samples if not s.name.endswith("_bucket")}
+    assert values["tasc_classifications_abstained_total"] == 1
+    assert values["tasc_classification_confidence_sum"] == pytest.approx(62 * 0.75)
+
+
 def test_exported_metrics_are_documented_and_name_their_task():
     registry, metrics = replica()
     gateway = GatewayMetrics(registry, ["tag"])
@@ -253,6 +280,7 @@ def test_exported_metrics_are_documented_and_name_their_task():
     counts = np.ones((len(SOURCES), 1), np.int64)
     metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     metrics.set_index(artifact(1, forecast=3.0), 10)
+    metrics.observe_result(classified("music"))
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     exported = [s for s in samples if not s.name.endswith("_created")]

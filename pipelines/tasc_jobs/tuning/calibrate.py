@@ -1,0 +1,130 @@
+"""Calibrates the probabilities of a task's labels on held-out rows, and makes the report."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tasc_jobs.errors import JobError
+from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
+from tasc_jobs.task_inputs import read_files
+from tasc_runtime.data.rows import Fields
+from tasc_runtime.engine.calibration import Calibration, Reliability
+from tasc_runtime.llm import LLM
+from tasc_store import TaskStore
+
+_FOOTER = (
+    "Calibration error: mean difference between the probability of the answered label and the "
+    "share of right labels, over 15 intervals of the probability. Brier score: sum over labels of "
+    "squared differences from 1 for the right label and from 0 for others. The figures after "
+    "calibration are for rows on which the temperature was not fitted (two halves, in turn)."
+)
+
+
+def calibrate_job(
+    client: redis.Redis,
+    url: str,
+    name: str,
+    files: Sequence[Path],
+    fields: Fields,
+    end: str | None,
+    **engine: Any,
+) -> tuple[dict[str, Any], ReportDocument]:
+    """Fits a task's temperature, and keeps it in a new version of the task's record.
+
+    Args:
+        end: See `LLM.classify`; the record keeps it.
+        engine: Fields of `EngineSettings`.
+
+    Returns:
+        The figures as JSON values, and the report.
+
+    Raises:
+        FileError: A file cannot be read.
+        JobError: The task has no choices, an output is none of them, or there are too few rows.
+        StoreError: The task does not exist, or Redis fails.
+        TextError, EngineError: The model cannot be loaded.
+    """
+    tasks = TaskStore(client)
+    before, version = tasks.get(name), tasks.versions(name)[-1]
+    if not before.choices:
+        raise JobError(f"task {name} has no labels; set them with `tasc task set {name} --choices`")
+    found = read_files(files, fields)
+    llm = LLM.from_task(name, url, **engine)
+    try:
+        fit = llm.calibrate([(row.input, row.output) for row in found.rows], end=end)
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    fitted = llm.record
+    record = replace(
+        before,
+        label_end=fitted.label_end,
+        label_temperature=fitted.label_temperature,
+        calibrated_for=fitted.calibrated_for,
+    )
+    version = tasks.put(record, after=version)
+    figures = {"task": name, "version": version, "refused": found.refused, **asdict(fit)}
+    return figures, _page(name, version, found.refused, fit)
+
+
+def _page(name: str, version: int, refused: int, fit: Calibration) -> ReportDocument:
+    lines = [
+        f"Version {version} of task {name} divides log-probabilities of labels by "
+        f"{fit.temperature:.3f}, fitted on {fit.rows:,} rows.",
+        "With abstain_below, a classification has no label if the likeliest is less probable; the "
+        "second table shows what a threshold leaves, and how much of that is right.",
+    ]
+    if refused:
+        lines.append(f"{refused} lines were refused.")
+    sides = (("before", fit.before), ("after", fit.after))
+    quality = Table.of("reliability", [_row(side, found) for side, found in sides])
+    thresholds = Table.of(
+        "thresholds",
+        [
+            {
+                "abstain below": f"{each.threshold:g}",
+                "answered": f"{each.coverage:.1%}",
+                "right": "-" if each.accuracy is None else f"{each.accuracy:.1%}",
+            }
+            for each in fit.after.thresholds
+        ],
+    )
+    diagonal = Curve("equal", (0, 1), (0, 1))
+    reliability = Lines(
+        "Right labels by probability",
+        "mean probability of the label",
+        "share of right labels",
+        (*(_curve(side, found) for side, found in sides), diagonal),
+    )
+    answered = [each for each in fit.after.thresholds if each.accuracy is not None]
+    coverage = Lines(
+        "Right labels by answered rows",
+        "share of rows with a label",
+        "share of right labels",
+        (
+            Curve(
+                "after",
+                [each.coverage for each in answered],
+                [each.accuracy or 0.0 for each in answered],
+            ),
+        ),
+    )
+    title = f"Calibration of {name}"
+    return ReportDocument(
+        title, tuple(lines), (quality, thresholds), (reliability, coverage), _FOOTER
+    )
+
+
+def _row(side: str, found: Reliability) -> dict[str, str]:
+    return {
+        "probabilities": side,
+        "calibration error": f"{found.error:.2%}",
+        "Brier score": f"{found.brier:.4f}",
+        "right labels": f"{found.accuracy:.2%}",
+    }
+
+
+def _curve(side: str, found: Reliability) -> Curve:
+    return Curve(side, [p for p, _, _ in found.bins], [share for _, share, _ in found.bins])

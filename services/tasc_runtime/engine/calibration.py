@@ -1,0 +1,172 @@
+"""Calibrates probabilities of labels by a temperature, and measures how far they can be trusted.
+
+Log-probabilities are divided by the temperature with the least negative log-likelihood of held-out
+rows (Guo et al. 2017, arXiv 1706.04599).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_protocol import LabelScores
+
+MIN_ROWS = 20
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+_BINS = 15
+_COLDEST, _HOTTEST = 0.05, 20.0
+_GOLDEN = (math.sqrt(5) - 1) / 2
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The scored labels of one row, and which of them is right.
+
+    Attributes:
+        logprobs: ``float64[k]``, the most likely first.
+        right: Index of the right label; None if it was not scored.
+    """
+
+    logprobs: Float64
+    right: int | None
+
+    @classmethod
+    def of(cls, scores: LabelScores, label: str) -> "Judged":
+        right = scores.labels.index(label) if label in scores.labels else None
+        return cls(np.array(scores.logprobs), right)
+
+    def probabilities(self, temperature: float) -> Float64:
+        scaled = (self.logprobs - self.logprobs[0]) / temperature
+        weights: Float64 = np.exp(scaled)
+        return weights / weights.sum()
+
+
+@dataclass(frozen=True)
+class AtThreshold:
+    """Rows whose label has at least a probability.
+
+    Attributes:
+        threshold: The probability.
+        coverage: Their share of all rows.
+        accuracy: The share of right labels among them; None without rows.
+    """
+
+    threshold: float
+    coverage: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How far probabilities can be trusted.
+
+    Attributes:
+        error: Expected calibration error: the mean difference between the probability of the label
+            and the share of right labels, over 15 equal intervals of the probability.
+        brier: Mean Brier score: the sum over labels of squared differences from 1 for the right
+            label and 0 for others.
+        accuracy: Share of rows whose likeliest label is right.
+        bins: Mean probability, share of right labels and number of rows, by interval with rows.
+        thresholds: The effect of `Scoring.abstain_below`.
+    """
+
+    error: float
+    brier: float
+    accuracy: float
+    bins: tuple[tuple[float, float, int], ...]
+    thresholds: tuple[AtThreshold, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Judged, float]]) -> "Reliability":
+        """Measures rows, each with its temperature."""
+        found = [row.probabilities(temperature) for row, temperature in rows]
+        sure = np.array([probabilities[0] for probabilities in found])
+        right = np.array([row.right == 0 for row, _ in rows])
+        squares = [
+            float((p**2).sum()) + 1 - (0 if row.right is None else 2 * float(p[row.right]))
+            for p, (row, _) in zip(found, rows, strict=True)
+        ]
+        at = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+        bins = tuple(
+            (float(sure[at == b].mean()), float(right[at == b].mean()), int((at == b).sum()))
+            for b in range(_BINS)
+            if (at == b).any()
+        )
+        return cls(
+            error=sum(abs(p - share) * n for p, share, n in bins) / len(rows),
+            brier=float(np.mean(squares)),
+            accuracy=float(right.mean()),
+            bins=bins,
+            thresholds=tuple(
+                AtThreshold(
+                    level,
+                    float((sure >= level).mean()),
+                    float(right[sure >= level].mean()) if (sure >= level).any() else None,
+                )
+                for level in LEVELS
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted temperature, and how far probabilities can be trusted without and with it.
+
+    Attributes:
+        temperature: Fitted on all rows.
+        rows: Number of rows.
+        before: Without a temperature.
+        after: With a temperature; each half of the rows is measured with that of the other half.
+    """
+
+    temperature: float
+    rows: int
+    before: Reliability
+    after: Reliability
+
+
+def calibrated(rows: Sequence[Judged]) -> Calibration:
+    """Fits a temperature.
+
+    Raises:
+        ValueError: There are too few rows.
+    """
+    if len(rows) < MIN_ROWS:
+        raise ValueError(f"{len(rows)} rows are given; at least {MIN_ROWS} are needed")
+    halves = rows[::2], rows[1::2]
+    others = [fitted(half) for half in halves[::-1]]
+    pairs = [(row, t) for half, t in zip(halves, others, strict=True) for row in half]
+    before = Reliability.of([(row, 1.0) for row in rows])
+    return Calibration(fitted(rows), len(rows), before, Reliability.of(pairs))
+
+
+def fitted(rows: Sequence[Judged]) -> float:
+    """The temperature with the least mean negative log-likelihood, from 0.05 to 20."""
+    known = [row for row in rows if row.right is not None]
+
+    def loss(log_temperature: float) -> float:
+        t = math.exp(log_temperature)
+        return -sum(
+            float(np.log(max(row.probabilities(t)[row.right or 0], 1e-300))) for row in known
+        )
+
+    return math.exp(_least(loss, math.log(_COLDEST), math.log(_HOTTEST)))
+
+
+def _least(loss: Callable[[float], float], low: float, high: float) -> float:
+    """The place of the minimum of a function with one minimum, by golden-section search."""
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_a, of_b = loss(a), loss(b)
+    while high - low > 1e-3:
+        if of_a < of_b:
+            high, b, of_b = b, a, of_a
+            a = high - _GOLDEN * (high - low)
+            of_a = loss(a)
+        else:
+            low, a, of_a = a, b, of_b
+            b = low + _GOLDEN * (high - low)
+            of_b = loss(b)
+    return (low + high) / 2
