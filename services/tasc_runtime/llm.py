@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import getfullargspec
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from msgspec import structs
@@ -593,6 +594,8 @@ class LLM:
         tolerance: float = Scoring.tolerance,
         max_steps: int = Scoring.max_steps,
         abstain_below: float | None = None,
+        prior: Literal["uniform", "empty"] = "uniform",
+        multi: bool = False,
         adapter: str | None = None,
         progress: bool | None = None,
     ) -> Classifications:
@@ -618,6 +621,11 @@ class LLM:
             max_steps: Without ``exact``, the maximum number of forward passes for one input, after
                 which ``unseen_mass`` may exceed ``tolerance``.
             abstain_below: The probability of the likeliest label below which there is no label.
+            prior: With ``empty``, probabilities are divided by those that the model gives for an
+                empty input, and every label is scored. This helps models that were not fine-tuned,
+                which prefer some labels whatever the input is (contextual calibration: Zhao et al.
+                2021, arXiv 2102.09690).
+            multi: Several labels at once are refused; see the error.
             adapter: The name of an adapter.
             progress: See `generate`.
 
@@ -629,6 +637,15 @@ class LLM:
                 value is out of its range; or see `generate`.
             KeyboardInterrupt, RuntimeError: See `generate`.
         """
+        if multi:
+            raise FieldError(
+                "multi",
+                "multi is set, but the labels of a set exclude each other: their probabilities sum "
+                'to 1. Call classify with labels such as ["yes", "no"] once for each label, with '
+                "prompts that ask for it; or let a model generate the list of labels",
+            )
+        if prior not in ("uniform", "empty"):
+            raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
         guide = None
         if labels is not None:
             texts = _items("labels", labels, "labels", "a list of texts")
@@ -638,11 +655,16 @@ class LLM:
                 guide = GuideSpec("choice", tuple(texts), field="labels")
             except ValueError as error:
                 raise FieldError("labels", f"labels: {error}") from error
-        how = Scoring(end, exact, tolerance, max_steps, abstain_below)
-        found = self._scored(
-            _listed(inputs), Request(guide=guide, scoring=how, adapter=adapter), progress
-        )
-        classified = Classifications(map(_classification, found.in_order))
+        divides = prior == "empty"
+        how = Scoring(end, exact or divides, tolerance, max_steps, abstain_below)
+        shared = Request(guide=guide, scoring=how, adapter=adapter)
+        found = self._scored([*_listed(inputs), *[""] * divides], shared, progress)
+        results = found.in_order
+        if divides and not found.interrupted:
+            *results, empty = results
+            below = self.record.abstain_below if abstain_below is None else abstain_below
+            results = [_divided(result, empty, below or 0.0) for result in results]
+        classified = Classifications(map(_classification, results))
         classified.interrupted = found.interrupted
         return classified
 
@@ -930,6 +952,23 @@ class _Found:
     @property
     def in_order(self) -> list[GenerationResult]:
         return [self.results[id] for id in self.ids if id in self.results]
+
+
+def _divided(result: GenerationResult, empty: GenerationResult, below: float) -> GenerationResult:
+    """Divides the probabilities of all labels by those for an empty input."""
+    if not (result.scores and empty.scores):
+        return structs.replace(result, scores=None, text="", error=result.error or empty.error)
+    own = dict(zip(empty.scores.labels, empty.scores.logprobs, strict=True))
+    scores = result.scores
+    rows = [
+        (logprob - own[label] if own[label] > -inf else -inf, -at, label)
+        for label, at, logprob in zip(scores.labels, scores.numbers, scores.logprobs, strict=True)
+    ]
+    logprobs, numbers, labels = zip(*sorted(rows, reverse=True), strict=True)
+    numbers = tuple(-at for at in numbers)
+    scores = structs.replace(scores, labels=labels, numbers=numbers, logprobs=logprobs)
+    text = labels[0] if scores.probabilities[0] >= below else ""
+    return structs.replace(result, text=text, scores=scores)
 
 
 def label_of(output: str, record: TaskRecord) -> str:

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from support import parsed
 from tasc_jobs.cli.main import all_commands
-from tasc_runtime.llm import LLM, Completion, Summary
+from tasc_runtime.llm import LLM, Classification, Completion, Summary
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
@@ -243,6 +243,7 @@ def test_reference_names_every_argument_method_and_field_of_the_python_api():
     methods = {re.match(r"(?:LLM\.)?(\w+)", name)[1] for name in first_column(page, "Methods")}
     assert methods == {name for name in vars(LLM) if not name.startswith("_")}
     assert first_column(page, "`Completion`") == public(Completion)
+    assert first_column(page, "`Classification`") == public(Classification)
     summary = page.read_text("utf-8").partition("\n## `Summary`\n")[2].partition("\n## ")[0]
     assert set(SPAN.findall(summary)) == public(Summary)
 

@@ -11,6 +11,7 @@ PRINTED = {
     "generate": [f"{ALARM}nine am, date: friday}}", "forward passes"],
     "stream": [f"{ALARM}two hours"],
     "guided_choice": ["friday: intent: alarm_set (", "jazz: intent: play_music ("],
+    "classify": ["calibration error: ", "intent: play_music (intent: play_music ", "at most"],
     "own_corpus": ["same answers: True", "forward passes: "],
     "adapters": ["DET NOUN ", "intent: play_music, slot fills: {"],
 }
