@@ -102,6 +102,8 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
         logprobs: Natural logarithm of the probability that the answer is the choice, with its end,
             in the target's own distribution; without the tokens with which all choices begin, whose
             probability is the same for all.
+        total: Natural logarithm of the sum for all scored choices, also those that ``top_k`` left
+            out, with ``temperature``.
         unseen: Upper limit of the share of all choices that the choices that were not scored have.
         count: Number of all choices.
         temperature: Divisor of ``logprobs`` for ``probabilities``; 1 unless they are calibrated.
@@ -110,20 +112,18 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
     labels: tuple[str, ...]
     numbers: tuple[int, ...]
     logprobs: tuple[float, ...]
+    total: float
     unseen: float
     count: int
     temperature: float = 1.0
 
     @property
     def probabilities(self) -> list[float]:
-        """The share of each scored choice among them; the true share differs by at most ``unseen``.
+        """The share of each of ``labels`` among the scored choices.
 
-        The true share is that among all choices.
+        The true share, among all choices, differs by at most ``unseen``.
         """
-        top = self.logprobs[0]
-        weights = [math.exp((each - top) / self.temperature) for each in self.logprobs]
-        total = math.fsum(weights)
-        return [weight / total for weight in weights]
+        return [math.exp(each / self.temperature - self.total) for each in self.logprobs]
 
 
 class GenerationResult(msgspec.Struct, frozen=True, array_like=True):

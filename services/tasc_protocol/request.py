@@ -134,6 +134,7 @@ class Scoring:
             scored.
         abstain_below: If the likeliest choice has a lower probability, the answer is empty; None:
             the task's value.
+        top_k: Number of likeliest choices to report; None: all that were scored.
         temperature: Divisor of log-probabilities, which calibrates them; filled in by a replica.
 
     Raises:
@@ -145,6 +146,7 @@ class Scoring:
     tolerance: float = 0.001
     max_steps: int = 64
     abstain_below: float | None = None
+    top_k: int | None = None
     temperature: float = 1.0
 
     def __post_init__(self) -> None:

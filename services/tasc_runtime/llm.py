@@ -20,6 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, Self, TypeVar
 
+import numpy as np
 import torch
 from msgspec import structs
 from pydantic import ValidationError
@@ -966,7 +967,8 @@ def _divided(result: GenerationResult, empty: GenerationResult, below: float) ->
     ]
     logprobs, numbers, labels = zip(*sorted(rows, reverse=True), strict=True)
     numbers = tuple(-at for at in numbers)
-    scores = structs.replace(scores, labels=labels, numbers=numbers, logprobs=logprobs)
+    total = float(np.logaddexp.reduce(np.array(logprobs) / scores.temperature))
+    scores = structs.replace(scores, labels=labels, numbers=numbers, logprobs=logprobs, total=total)
     text = labels[0] if scores.probabilities[0] >= below else ""
     return structs.replace(result, text=text, scores=scores)
 

@@ -169,7 +169,7 @@ class LabelScorer:
         self._place = np.full(nodes, -1, np.int32)  # in the tree
         self._base = labels.stem  # the node before the tree
         self._next = 0  # the place in `preorder`
-        self._tree = self._lines = self._children = _NONE
+        self._tree = self._new = self._children = _NONE
         self._seeds, self._log_total, self._unseen = _NONE, 0.0, 1.0
 
     def grow(
@@ -226,13 +226,14 @@ class LabelScorer:
         self._children = np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) + np.repeat(
             (first[new] - ends + counts).astype(np.int32), counts
         )
-        self._expanded[new] = True
+        self._new = new
         return np.repeat(places, counts), self.labels.trie.token[self._children].astype(np.int64)
 
     def read(self, logprobs: Float64) -> None:
         """Takes the log-probabilities of a forward, and decides whether a further one is needed."""
         labels, how = self.labels, self._how
         self.steps += 1
+        self._expanded[self._new] = True  # not earlier: a step that fails is run again
         _add_up(labels.parent, self._children, logprobs, self._logp)
         if np.isnan(logprobs).any() or self.error:
             self.error = self.error or "the target's logits are not numbers (NaN)"
@@ -280,13 +281,15 @@ class LabelScorer:
     def scores(self) -> LabelScores:
         """The labels that were scored so far."""
         found, scored = self._label_logp()
-        order = scored[np.argsort(-found[scored], kind="stable")]
+        order = scored[np.argsort(-found[scored], kind="stable")][: self._how.top_k]
+        total = np.logaddexp.reduce(found[scored] / self._how.temperature)
         unseen = 0.0 if self._how.exact else self._unseen
         texts = self.labels.texts
         return LabelScores(
             labels=tuple(texts[at] for at in order),
             numbers=tuple(order.tolist()),
             logprobs=tuple(found[order].tolist()),
+            total=float(total),
             unseen=unseen,
             count=len(texts),
             temperature=self._how.temperature,

@@ -71,10 +71,9 @@ class Plan:
             scores, cached = bool(scoring) and s.wants_prompt_logprobs, s.cached
             own = s.next_tokens(fewer if scores else chunk)
             n, of_prompt, draft = len(own), len(s.prompt) - cached, -1
-            if of_prompt > 0:
-                prompt_tokens += min(n, of_prompt)
-            if cached == s.num_prefix_cached:
-                shared_tokens += cached
+            if s.scorer is None or not s.scorer.steps:  # later forwards read a token again
+                prompt_tokens += max(min(n, of_prompt), 0)
+                shared_tokens += cached if cached == s.num_prefix_cached else 0
             if n == of_prompt + len(s.next_known):
                 draft = len(emitting)
                 emitting.append(s)

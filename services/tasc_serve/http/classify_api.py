@@ -12,6 +12,7 @@ from tasc_protocol import FieldError, GenerationResult, GuideSpec, Request, Scor
 from tasc_protocol.request import MOST_CHOICES, MOST_TREE_STEPS
 from tasc_runtime.sampling_options import Number
 from tasc_serve.http.schemas import HarmlessFields
+from tasc_serve.http_errors import ApiError
 
 
 def _listed(sent: Any) -> Any:
@@ -23,6 +24,7 @@ _Texts = Annotated[
     Field(min_length=1, fail_fast=True),
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
+_MOST_PROBS = 200_000  # of one response, about 4 MB of JSON
 _Share = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -89,6 +91,8 @@ class ClassifyRequest(HarmlessFields):
         """
         guide = None
         if self.labels is not None:
+            if self.top_k is None:
+                _require_few(len(self.labels), len(self.input))
             try:
                 guide = GuideSpec("choice", tuple(self.labels), field="labels")
             except ValueError as error:
@@ -100,7 +104,18 @@ class ClassifyRequest(HarmlessFields):
             guide=guide,
             adapter=self.adapter,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
-            scoring=Scoring(self.end, self.exact, self.tolerance, self.max_steps, below),
+            scoring=Scoring(
+                self.end, self.exact, self.tolerance, self.max_steps, below, self.top_k
+            ),
+        )
+
+
+def _require_few(labels: int, inputs: int) -> None:
+    if labels * inputs > _MOST_PROBS:
+        raise FieldError(
+            "top_k",
+            f"top_k is unset, so that each of {inputs} inputs would have {labels} probabilities; "
+            f"at most {_MOST_PROBS} are reported: set top_k",
         )
 
 
@@ -116,6 +131,11 @@ class ClassifyReply:
     def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
         """The body of the response, with one entry for each input, in order."""
         results = [result for result, _ in answers]
+        if self.body.top_k is None:
+            try:
+                _require_few(max(r.scores.count for r in results if r.scores), len(results))
+            except FieldError as error:
+                raise ApiError(400, str(error), error.field) from error
         prompts = sum(result.prompt_tokens for result in results)
         return {
             "id": f"classify-{self.requests[0].response_id}",
@@ -127,16 +147,17 @@ class ClassifyReply:
         }
 
     def _entry(self, result: GenerationResult) -> dict[str, Any]:
-        scores, top_k = result.scores, self.body.top_k
+        scores = result.scores
         assert scores is not None, "a result without an error has scores"
-        probabilities = scores.probabilities
-        in_order = [0.0] * scores.count
-        for at, probability in zip(scores.numbers, probabilities, strict=True):
-            in_order[at] = probability
-        pairs = zip(scores.labels[:top_k], probabilities, strict=False)
+        probabilities = probs = scores.probabilities
+        if self.body.top_k is None:
+            probs = [0.0] * scores.count
+            for at, probability in zip(scores.numbers, probabilities, strict=True):
+                probs[at] = probability
+        pairs = zip(scores.labels, probabilities, strict=True)
         return {
             "label": result.text or None,
-            "probs": in_order if top_k is None else probabilities[:top_k],
+            "probs": probs,
             "num_classes": scores.count,
             "probabilities": [{"label": label, "probability": p} for label, p in pairs],
             "unseen_mass": scores.unseen,

@@ -197,7 +197,8 @@ class Generation:
             async with _WhileConnected(request), _in_time(asked[0].timeout_s):
                 answers = await choices.complete(self._backend.router(task), asked)
         permit.spend(sum(len(result.tokens) or result.acceptance.steps for result, _ in answers))
-        many = sum(len(texts) for _, texts in answers) > _MANY_TOKENS
+        reported = sum(len(r.scores.labels) if r.scores else len(texts) for r, texts in answers)
+        many = reported > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
         if retry:
             retry.keep(encoded)

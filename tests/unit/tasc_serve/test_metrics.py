@@ -243,7 +243,7 @@ def test_drafter_vocabulary_is_a_histogram_and_the_off_reason_is_a_gauge():
 
 def classified(label: str, sure: float = 0.75) -> GenerationResult:
     logprobs = math.log(sure), math.log(1 - sure)
-    scores = LabelScores((label or "news", "other one"), (0, 1), logprobs, 0.0, 2)
+    scores = LabelScores((label or "news", "other one"), (0, 1), logprobs, 0.0, 0.0, 2)
     return replace(result("stop", ()), text=label, scores=scores)
 
 
