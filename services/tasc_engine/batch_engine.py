@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import RequestTooLong
-from tasc_engine.guided import Guide
+from tasc_engine.guided import Guidance, Guide, LabelSet
 from tasc_protocol import FieldError, GenerationResult, GuideSpec, Output, Request
 from tasc_protocol.request import MOST_LOGPROBS
 
@@ -20,6 +20,9 @@ class GuideMaker(Protocol):
         Raises:
             GuideError: The guide cannot be followed.
         """
+
+    def labels(self, spec: GuideSpec) -> LabelSet:
+        """Returns labels to score; raises GuideError if they cannot be scored."""
 
     def prepare(self, spec: GuideSpec) -> None:
         """Compiles or checks a guide or labels, unless they are known; raises GuideError."""
@@ -77,11 +80,12 @@ class BatchEngine(ABC):
         """Maximum number of tokens of one request, prompt and answer together."""
 
     @abstractmethod
-    def submit(self, request: Request, guide: Guide | None = None) -> None:
+    def submit(self, request: Request, guide: Guidance | None = None) -> None:
         """Queues a request.
 
         Args:
-            guide: The guide that `guides` made on another thread; None to make it here.
+            guide: The guide, or the labels to score, that `guides` made on another thread; None to
+                make it here.
 
         Raises:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.

@@ -23,8 +23,8 @@ from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
-from tasc_engine.errors import OutOfMemory
-from tasc_engine.guided import Guide, Guides, LabelScorer, following
+from tasc_engine.errors import OutOfMemory, RequestTooLong
+from tasc_engine.guided import Guidance, Guides, LabelScorer, LabelSet, following
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model.target import Target
 from tasc_engine.sampling import accept, sampler
@@ -166,12 +166,14 @@ class Engine(BatchEngine):
     def longest(self) -> int:
         return self.scheduler.longest
 
-    def submit(self, request: Request, guide: Guide | None = None) -> None:
+    def submit(self, request: Request, guide: Guidance | None = None) -> None:
         self.require_fit(request)
         scorer = None
         if request.scoring is not None and request.guide:
-            labels = self.guides.labels(request.guide)
-            scorer = LabelScorer(labels, request.scoring, self.config.max_draft_tokens)
+            labels = guide if isinstance(guide, LabelSet) else self.guides.labels(request.guide)
+            scorer, guide = self._scorer(request, labels), None
+        elif isinstance(guide, LabelSet):
+            raise ValueError(f"request {request.id}: labels guide no answer; set scoring")
         elif guide is None and request.guide:
             guide = self.guides.of(request.guide)
         elif guide is None and request.min_tokens:
@@ -180,6 +182,12 @@ class Engine(BatchEngine):
             guide = LeastTokens(ends, self.vocab_size, request.min_tokens)
         adapter = self._target.adapter_number(request.adapter)
         self.scheduler.submit(Sequence(request, self._tokenizer, guide, adapter, scorer))
+
+    def _scorer(self, request: Request, labels: LabelSet) -> LabelScorer:
+        needed = len(request.prompt_ids) + labels.slots(self.config.max_draft_tokens)
+        if needed > self.longest or request.scoring is None:
+            raise RequestTooLong(f"scoring needs {needed} tokens; a row holds {self.longest}")
+        return LabelScorer(labels, request.scoring, self.config.max_draft_tokens)
 
     @property
     def rules_compiled(self) -> bool:
@@ -295,8 +303,8 @@ class Engine(BatchEngine):
         clock.lap()
         drafts = self._proposer.propose(plan.emitting_rows, budget, min_probs)
         clock.draft = clock.lap()
-        drafts = plan.with_labels(drafts)
-        drafts, allowed = plan.guided(drafts, _price(min_probs, len(drafts.tokens)))
+        price = _price(min_probs, len(drafts.tokens))
+        drafts, allowed = plan.guided(plan.with_labels(drafts), price)
         clock.guide = clock.lap()
         return Proposed(drafts, allowed, decision)
 
@@ -363,11 +371,11 @@ class Engine(BatchEngine):
             emitted=emitted,
         )
         self._on_step(record)
-        if self._draft_budget.learns:
+        # The trees of labels are no drafts, and say nothing about the gain of drafts.
+        if self._draft_budget.learns and len(drafts_of_answers) == len(plan.emitting):
             spent = Spent.of(plan, record, decision or Decision())
             self._draft_budget.time(spent, clock.late)
-            # The trees of labels are no drafts, and say nothing about the gain of drafts.
-            if decision and len(drafts_of_answers) == len(plan.emitting):
+            if decision:
                 self._draft_budget.learn(spent)
 
     def _give_up(self, sequence: Sequence, error: str) -> Output:

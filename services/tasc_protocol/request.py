@@ -15,6 +15,7 @@ Prompt: TypeAlias = str | tuple[int, ...] | Conversation
 MOST_LOGPROBS = 20  # maximum alternatives reported for each token
 MOST_CHOICES = 20_000  # maximum choices of one guide
 MOST_CHOICE_BYTES = 2_000_000  # maximum size of one guide's choices together, in UTF-8
+MOST_PROBABILITIES = 200_000  # of one response without ``top_k``; about 4 MB of JSON
 MOST_TREE_STEPS = 10_000  # maximum forwards for the labels of one row, unless all are scored
 MOST_GUIDE_BYTES = 64 * 1024  # maximum size of a JSON schema, a regular expression or a grammar
 _OWN = {
@@ -156,6 +157,8 @@ class Scoring:
         if not 1 <= self.max_steps <= MOST_TREE_STEPS:
             message = f"max_steps is {self.max_steps}; it goes from 1 to {MOST_TREE_STEPS}"
             raise FieldError("max_steps", message)
+        if self.top_k is not None and self.top_k < 1:
+            raise FieldError("top_k", f"top_k is {self.top_k}; it is at least 1")
         if not 0 <= (self.abstain_below or 0) <= 1:
             message = f"abstain_below is {self.abstain_below}; it goes from 0 to 1"
             raise FieldError("abstain_below", message)

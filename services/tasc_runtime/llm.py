@@ -656,15 +656,26 @@ class LLM:
                 guide = GuideSpec("choice", tuple(texts), field="labels")
             except ValueError as error:
                 raise FieldError("labels", f"labels: {error}") from error
-        divides = prior == "empty"
+        if not isinstance(end, str | None):
+            raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
+        texts, divides = _listed(inputs), prior == "empty"
         how = Scoring(end, exact or divides, tolerance, max_steps, abstain_below)
         shared = Request(guide=guide, scoring=how, adapter=adapter)
-        found = self._scored([*_listed(inputs), *[""] * divides], shared, progress)
+        requests = [self._request(i, given, shared) for i, given in enumerate(texts)]
+        if divides:
+            try:
+                requests.insert(0, self._request(len(texts), "", shared))
+            except FieldError as error:
+                raise FieldError(
+                    "prior", f"prior is empty, and so is the prompt: {error}"
+                ) from error
+        found = self._run(requests, "classified", progress)
         results = found.in_order
-        if divides and not found.interrupted:
-            *results, empty = results
+        if divides and requests[0].id in found.results:
             below = self.record.abstain_below if abstain_below is None else abstain_below
-            results = [_divided(result, empty, below or 0.0) for result in results]
+            results = [_divided(result, results[0], below or 0.0) for result in results[1:]]
+        elif divides:
+            results = []
         classified = Classifications(map(_classification, results))
         classified.interrupted = found.interrupted
         return classified
@@ -690,36 +701,35 @@ class LLM:
 
         Raises:
             FieldError: The task has no choices, or an output is none of them.
-            ValueError: There are too few rows.
+            ValueError: There are too few rows, a row cannot be scored, or the rows do not determine
+                a temperature.
             KeyboardInterrupt: Ctrl-C was pressed; nothing changes.
         """
         end = self.record.label_end if end is None else end
         record = replace(self.record, label_end=end, label_temperature=None, calibrated_for=None)
         if not record.choices:
             raise FieldError("labels", "the task has no choices to calibrate; give choices")
-        pairs = [(row.input, label_of(row.output, record)) for row in rows_of(rows)]
-        how = Scoring(record.label_end)
-        guide = GuideSpec("choice", record.choices, field="labels")  # without the task's own values
-        found = self._scored(
-            [text for text, _ in pairs], Request(guide=guide, scoring=how), progress
-        )
+        listed, known = list(rows_of(rows)), set(record.choices)
+        labels = [_label_of(row.output, known, end) for row in listed]
+        # Every label is scored, since a fit without the right label would trust wrong ones.
+        how = Scoring(end, exact=True)
+        guide = GuideSpec("choice", record.choices, field="labels")  # no temperature is applied
+        shared = Request(guide=guide, scoring=how)
+        requests = [self._request(i, row.input, shared) for i, row in enumerate(listed)]
+        found = self._run(requests, "scored", progress)
         if found.interrupted:
             raise KeyboardInterrupt
-        judged = [
-            Judged.of(result.scores, label)
-            for result, (_, label) in zip(found.in_order, pairs, strict=True)
-            if result.scores
-        ]
+        judged = list[Judged]()
+        for at, (result, label) in enumerate(zip(found.in_order, labels, strict=True)):
+            if result.scores is None:
+                raise ValueError(f"row {at} cannot be scored: {result.error}; leave it out")
+            judged.append(Judged.of(result.scores, label))
         fit = calibrated(judged)
         fingerprint = record.scoring_fingerprint
         record = replace(record, label_temperature=fit.temperature, calibrated_for=fingerprint)
         with self._running():
             self._builder.take(record, self._builder.record_version + 1)
         return fit
-
-    def _scored(self, inputs: Sequence[Input], shared: Request, progress: bool | None) -> "_Found":
-        requests = [self._request(i, given, shared) for i, given in enumerate(inputs)]
-        return self._run(requests, "classified", progress)
 
     def _answered(
         self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
@@ -741,7 +751,7 @@ class LLM:
             drafted = accepted = 0
             for result in self._engine.generate(requests, interrupted.is_set):
                 found.results[result.id] = result
-                self._answers += 1
+                self._answers += result.scores is None
                 drafted += sum(result.acceptance.drafted)
                 accepted += sum(result.acceptance.accepted)
                 if bar:
@@ -967,25 +977,26 @@ def _divided(result: GenerationResult, empty: GenerationResult, below: float) ->
     ]
     logprobs, numbers, labels = zip(*sorted(rows, reverse=True), strict=True)
     numbers = tuple(-at for at in numbers)
-    total = float(np.logaddexp.reduce(np.array(logprobs) / scores.temperature))
+    total = float(np.logaddexp.reduce(logprobs))
     scores = structs.replace(scores, labels=labels, numbers=numbers, logprobs=logprobs, total=total)
     text = labels[0] if scores.probabilities[0] >= below else ""
     return structs.replace(result, text=text, scores=scores)
 
 
-def label_of(output: str, record: TaskRecord) -> str:
-    """Returns the choice that an output is, or begins with before ``label_end``.
+def _label_of(output: str, known: set[str], end: str | None) -> str:
+    """Returns the choice that an output is, or the longest with which it begins before ``end``.
 
     Raises:
         FieldError: It is none of the choices.
     """
-    known, end = set(record.choices), record.label_end
     if output in known:
         return output
-    begin = output.split(end)[0] if end else output
-    if begin not in known:
-        raise FieldError("rows", f"the output {output!r:.100} is none of the task's choices")
-    return begin
+    at = output.rfind(end) if end else -1
+    while at > 0 and end:
+        if output[:at] in known:
+            return output[:at]
+        at = output.rfind(end, 0, at)
+    raise FieldError("rows", f"the output {output!r:.100} is none of the task's choices")
 
 
 def _classification(result: GenerationResult) -> Classification:

@@ -82,7 +82,9 @@ class RowAnswers:
 
     def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Read]:
         place = {"prompt": row.payload, "prompt_index": row.ordinal}
-        asked = row_request(replace(self.asked, templated=True, draft=self.draft, **place), row)
+        # Drafts choose which unlikely labels are scored, and so would change the output's bytes.
+        draft = self.draft and self.asked.scoring is None
+        asked = row_request(replace(self.asked, templated=True, draft=draft, **place), row)
         try:
             return [(asked, builder.reader.request(asked))]
         except PromptTooLong as error:

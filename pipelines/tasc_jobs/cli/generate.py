@@ -147,6 +147,10 @@ def generate(
     require_files(answers.choices, answers.schema)
     if probabilities and logprobs is not None:
         raise UsageError("--probabilities and --logprobs exclude each other; give one of them")
+    if probabilities and dry_run:
+        raise UsageError("--dry-run compares drafts, which --probabilities does not need; drop it")
+    if probabilities and pool.backend == "vllm":
+        raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
     with store.open(task) as url:
         from tasc_protocol import Request, Scoring
         from tasc_runtime.engine_settings import EngineSettings

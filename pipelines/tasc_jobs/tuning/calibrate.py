@@ -48,7 +48,8 @@ def calibrate_job(
         TextError, EngineError: The model cannot be loaded.
     """
     tasks = TaskStore(client)
-    before, version = tasks.get(name), tasks.versions(name)[-1]
+    version = tasks.versions(name)[-1]
+    before = tasks.get(name, version)
     if not before.choices:
         raise JobError(f"task {name} has no labels; set them with `tasc task set {name} --choices`")
     found = read_files(files, fields)
@@ -58,12 +59,15 @@ def calibrate_job(
     except ValueError as error:
         raise JobError(str(error)) from error
     fitted = llm.record
-    record = replace(
-        before,
-        label_end=fitted.label_end,
-        label_temperature=fitted.label_temperature,
-        calibrated_for=fitted.calibrated_for,
-    )
+    try:
+        record = replace(
+            before,
+            label_end=fitted.label_end,
+            label_temperature=fitted.label_temperature,
+            calibrated_for=fitted.calibrated_for,
+        )
+    except ValueError as error:
+        raise JobError(f"task {name} was changed meanwhile; calibrate it again") from error
     version = tasks.put(record, after=version)
     figures = {"task": name, "version": version, "refused": found.refused, **asdict(fit)}
     return figures, _page(name, version, found.refused, fit)

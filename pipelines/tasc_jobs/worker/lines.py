@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from tasc_jobs.batch.work import Read, Row, row_request
 from tasc_protocol import FieldError, Request, Whole
 from tasc_runtime.data.rows import read_lines
@@ -200,7 +202,9 @@ class LineAnswers:
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
         id, seed = line_id(self.batch, row.ordinal), seed_of(self.batch, row.ordinal)
-        return body, requests_of(body, self.limits, id, seed)
+        asked = requests_of(body, self.limits, id, seed)
+        # Drafts choose which unlikely labels are scored; equal lines get equal answers.
+        return body, [structs.replace(r, draft=r.draft and r.scoring is None) for r in asked]
 
     def _read(self, asked: Request, builder: "EngineBuilder") -> Read:
         """Raises ApiError 400 for a request that a replica would refuse."""

@@ -133,6 +133,9 @@ class SafeProposer:
             return
         try:
             self._hidden_states.keep(plan, drafts, accepted, hidden_states)
+            for sequence in plan.sequences:
+                if sequence.scorer is not None:  # it makes its trees without the proposer
+                    self._hidden_states.drop(sequence.row)
         except Exception as error:
             self._hidden_states.forget()
             self._fail("hidden states were not kept; drafts go without them", error)

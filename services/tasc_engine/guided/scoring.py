@@ -79,7 +79,10 @@ class LabelSet:
         _measure(parent, depth)
         for sequence, at in owners.items():
             label[trie.after(0, np.array(sequence, np.int32))] = at
-        return cls(tuple(texts), trie, LabelTrie.of([*owners, *others]), label, parent, depth)
+        made = cls(tuple(texts), trie, LabelTrie.of([*owners, *others]), label, parent, depth)
+        # Computed here, and not on the engine's thread.
+        _ = made.stem, made.goes_on, made.ends_below, made.most_nested, made.preorder
+        return made
 
     @cached_property
     def stem(self) -> int:
@@ -161,16 +164,17 @@ class LabelScorer:
     def __init__(self, labels: LabelSet, how: Scoring, max_nodes: int) -> None:
         self.labels, self._how, self._max_nodes = labels, how, max_nodes
         self.path, self.done, self.error, self.steps = labels.path(labels.stem), False, "", 0
-        nodes = len(labels.label)
-        self._logp = np.full(nodes, np.nan)
-        self._logp[labels.stem] = 0.0
-        self._expanded = np.zeros(nodes, bool)
-        self._expanded[: labels.stem] = True  # the root, and the only node of each level
-        self._place = np.full(nodes, -1, np.int32)  # in the tree
         self._base = labels.stem  # the node before the tree
         self._next = 0  # the place in `preorder`
-        self._tree = self._new = self._children = _NONE
-        self._seeds, self._log_total, self._unseen = _NONE, 0.0, 1.0
+        self._tree = self._new = self._children = self._seeds = _NONE
+        self._frontier = np.full(1, labels.stem, np.int32)
+        self._total, self._unseen = 0.0, 1.0
+        self._nodes: _Nodes | None = None  # not while the request waits
+
+    @property
+    def slots(self) -> int:
+        """Maximum number of tokens that a forward adds to the prompt."""
+        return self.labels.slots(self._max_nodes)
 
     def grow(
         self, tokens: Int32, parents: Int32, logp: NDArray[np.float32]
@@ -184,23 +188,23 @@ class LabelScorer:
         Returns:
             ``int32[n]`` each: tokens, parents and depths, as in `Drafts`.
         """
-        labels, trie = self.labels, self.labels.trie
+        labels, trie, state = self.labels, self.labels.trie, self._state
         nodes, parents_of = np.empty((2, self._max_nodes), np.int32)
         if self._how.exact:
             n = _cover(
-                labels.preorder[self._next :], labels.parent, self._expanded, self._base,
-                self._place, nodes, parents_of,
+                labels.preorder[self._next :], labels.parent, state.expanded, self._base,
+                state.place, nodes, parents_of,
             )  # fmt: skip
         else:
-            seeds, guesses = self._seeds, self._logp[self._seeds]
+            seeds, guesses = self._seeds, state.logp[self._seeds]
             if not self.steps:
                 seeds = _followed(trie.token, trie.first, labels.stem, tokens, parents)
                 guesses = logp[seeds >= 0].astype(np.float64)
                 seeds = seeds[seeds >= 0]
-            min_guess = np.log(_LEAST_SHARE) + self._log_total
+            min_guess = np.log(_LEAST_SHARE) + self._total
             n = _grow(
-                seeds, guesses, trie.first, labels.parent, labels.ends_below, self._logp,
-                self._expanded, self._base, min_guess, self._place, nodes, parents_of,
+                seeds, guesses, trie.first, labels.parent, labels.ends_below, state.logp,
+                state.expanded, self._base, min_guess, state.place, nodes, parents_of,
             )  # fmt: skip
         self._tree = nodes[:n]
         depths = labels.depth[self._tree] - labels.depth[self._base]
@@ -210,54 +214,58 @@ class LabelScorer:
         """Returns the log-probabilities that `read` needs, ``int64[k]`` each: places and tokens.
 
         Args:
-            num_nodes: Number of nodes that were forwarded: all nodes of the tree, or none.
+            num_nodes: Number of nodes that were forwarded: all nodes of the tree or, if these did
+                not fit the memory, none. Later trees are then half as large.
 
         Returns:
             Places (0 is the token before the tree, 1 + x is node x), and tokens at these places.
         """
         if num_nodes < len(self._tree):
-            self.error = "its label tree does not fit the memory; lower max_draft_tokens or rows"
-            self._tree = self._tree[:0]
+            self._max_nodes, self._tree = len(self._tree) // 2, _NONE
         first, nodes = self.labels.trie.first, np.append(np.int32(self._base), self._tree)
-        places = np.flatnonzero(~self._expanded[nodes])
-        new = nodes[places]
+        places = np.flatnonzero(~self._state.expanded[nodes])
+        self._new = new = nodes[places]
         counts = first[new + 1] - first[new]
         ends = np.cumsum(counts)
         self._children = np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) + np.repeat(
             (first[new] - ends + counts).astype(np.int32), counts
         )
-        self._new = new
         return np.repeat(places, counts), self.labels.trie.token[self._children].astype(np.int64)
 
     def read(self, logprobs: Float64) -> None:
         """Takes the log-probabilities of a forward, and decides whether a further one is needed."""
-        labels, how = self.labels, self._how
-        self.steps += 1
-        self._expanded[self._new] = True  # not earlier: a step that fails is run again
-        _add_up(labels.parent, self._children, logprobs, self._logp)
-        if np.isnan(logprobs).any() or self.error:
-            self.error = self.error or "the target's logits are not numbers (NaN)"
+        labels, how, state = self.labels, self._how, self._state
+        if np.isnan(logprobs).any():
+            self.error = "the target's logits are not numbers (NaN or infinite)"
             return
-        known = ~np.isnan(self._logp)
-        frontier = np.flatnonzero(labels.goes_on & known & ~self._expanded)
-        found, _ = self._label_logp()
-        limits = self._logp[frontier] + np.log(labels.most_nested[frontier])
+        self.steps += 1
+        new = self._children
+        # Not earlier, since a step that fails is run again.
+        state.expanded[self._new] = True
+        _add_up(labels.parent, new, logprobs, state.logp)
+        ends = new[labels.label[new] >= 0]
+        np.logaddexp.at(state.found, labels.label[ends], state.logp[ends])
+        frontier = np.concatenate((self._frontier, new[labels.goes_on[new]]))
+        self._frontier = frontier = frontier[~state.expanded[frontier]]
+        # All labels below a node have at most its probability, or a multiple if they are nested.
+        limits = state.logp[frontier] + np.log(labels.most_nested[frontier])
+        found = state.found[state.found > -np.inf]
+        self._total = float(np.logaddexp.reduce(np.concatenate((found, limits))))
+        if self._total == -np.inf:
+            self.error = "the target gives every label the probability 0"
+            return
         # n numbers with the sum s have p-th powers with a sum of at most n^(1-p) s^p, if p <= 1
         # (Hölder), and of at most s^p, if p > 1.
         power = 1 / how.temperature
         limits = power * limits + max(1 - power, 0) * np.log(labels.ends_below[frontier])
         found = power * found
         top = max(found.max(initial=-np.inf), limits.max(initial=-np.inf))
-        if top == -np.inf:
-            self.error = "the target gives every label the probability 0"
-            return
-        unseen = np.exp(limits - top)
-        seen = float(np.exp(found - top).sum())
+        unseen, seen = np.exp(limits - top), float(np.exp(found - top).sum())
         total = seen + float(unseen.sum())
-        self._unseen, self._log_total = float(unseen.sum()) / total, top + float(np.log(total))
+        self._unseen = float(unseen.sum()) / total
         if how.exact:
             order = labels.preorder
-            while self._next < len(order) and self._expanded[order[self._next]]:
+            while self._next < len(order) and state.expanded[order[self._next]]:
                 self._next += 1
             self.done = self._next == len(order)
             if not self.done:
@@ -268,39 +276,35 @@ class LabelScorer:
             likeliest = np.argsort(-unseen, kind="stable")
             left = np.cumsum(unseen[likeliest][::-1])[::-1]  # unseen from each one on
             needed = max(np.count_nonzero(left > _SLACK * how.tolerance * total), 1)
-            self._seeds = frontier[likeliest[:needed]].astype(np.int32)
+            self._seeds = frontier[likeliest[:needed]]
             self._move_to(int(self._seeds[0]))
 
     @property
-    def answer(self) -> str:
-        """The likeliest label; empty if its probability is too low for an answer."""
-        scores = self.scores()
-        sure = scores.probabilities[0] >= (self._how.abstain_below or 0)
+    def _state(self) -> "_Nodes":
+        if self._nodes is None:
+            self._nodes = _Nodes.of(self.labels)
+        return self._nodes
+
+    def answer(self, scores: LabelScores) -> str:
+        """The likeliest label; empty if it is surely less probable than an answer may be."""
+        sure = scores.probabilities[0] * (1 - scores.unseen) >= (self._how.abstain_below or 0)
         return scores.labels[0] if sure else ""
 
     def scores(self) -> LabelScores:
         """The labels that were scored so far."""
-        found, scored = self._label_logp()
+        found, texts = self._state.found, self.labels.texts
+        scored = np.arange(len(found)) if self._how.exact else np.flatnonzero(found > -np.inf)
         order = scored[np.argsort(-found[scored], kind="stable")][: self._how.top_k]
         total = np.logaddexp.reduce(found[scored] / self._how.temperature)
-        unseen = 0.0 if self._how.exact else self._unseen
-        texts = self.labels.texts
         return LabelScores(
             labels=tuple(texts[at] for at in order),
             numbers=tuple(order.tolist()),
             logprobs=tuple(found[order].tolist()),
             total=float(total),
-            unseen=unseen,
+            unseen=0.0 if self._how.exact else self._unseen,
             count=len(texts),
             temperature=self._how.temperature,
         )
-
-    def _label_logp(self) -> tuple[Float64, Int64]:
-        """The log-probability of each label, -inf if it is not scored, and the scored labels."""
-        ends = np.flatnonzero((self.labels.label >= 0) & ~np.isnan(self._logp))
-        labels, found = self.labels.label[ends], np.full(len(self.labels.texts), -np.inf)
-        np.logaddexp.at(found, labels, self._logp[ends])
-        return found, np.unique(labels).astype(np.int64)
 
     def _move_to(self, node: int) -> None:
         """Sets `path` so that the next tree has room for the way to a node."""
@@ -309,6 +313,32 @@ class LabelScorer:
         while depth[node] > highest:
             node = int(labels.parent[node])
         self._base, self.path = node, labels.path(node)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """What is known of a trie's nodes for one prompt.
+
+    Attributes:
+        logp: ``float64[nodes]``, the log-probability of each prefix; NaN if it is unknown.
+        expanded: ``bool[nodes]``, whether the children's are known.
+        place: ``int32[nodes]``, scratch memory, -1 between uses.
+        found: ``float64[labels]``, the log-probability of each label; -inf if it is unknown.
+    """
+
+    logp: Float64
+    expanded: NDArray[np.bool_]
+    place: Int32
+    found: Float64
+
+    @classmethod
+    def of(cls, labels: LabelSet) -> "_Nodes":
+        nodes = len(labels.label)
+        logp, expanded = np.full(nodes, np.nan), np.zeros(nodes, bool)
+        logp[labels.stem] = 0.0
+        expanded[: labels.stem] = True  # the root, and the only node of each level
+        found = np.full(len(labels.texts), -np.inf)
+        return cls(logp, expanded, np.full(nodes, -1, np.int32), found)
 
 
 def warm_up() -> None:
@@ -426,7 +456,7 @@ def _grow(
     for i in range(len(seeds)):
         if seeds[i] != base:
             heappush(heap, (-guesses[i], np.int64(seeds[i])))
-    while len(heap):
+    while len(heap) and n < len(nodes):
         price, node = heappop(heap)
         if node != base:
             grown = _enter(node, parent, base, place, nodes, n)

@@ -77,7 +77,7 @@ def token_logprobs(
 def continuation_logprobs(logits: Tensor, places: Int64, tokens: Int64) -> NDArray[np.float64]:
     """Returns ``float64[n]``, natural log-probabilities of tokens at places, in that order.
 
-    Few places may have many tokens each.
+    Few places may have many tokens each. Places with NaN or infinite logits have NaN.
 
     Args:
         logits: ``[M, V]`` of any floating dtype, on any device.
@@ -92,6 +92,7 @@ def continuation_logprobs(logits: Tensor, places: Int64, tokens: Int64) -> NDArr
     found = torch.from_numpy(np.stack((places, tokens))).to(logits.device)
     own = logits[found[0], found[1]].double().cpu().numpy()
     total: NDArray[np.float64] = torch.cat(totals).cpu().numpy() if totals else np.zeros(0)
+    total[~np.isfinite(total)] = np.nan
     return np.asarray(own - total[line_of], np.float64)
 
 

@@ -63,7 +63,8 @@ def _output(sequence: Sequence, reason: FinishReason | None, drafted: int, kept:
     output, scorer = sequence.answer.output(reason), sequence.scorer
     if scorer is None or output.result is None:
         return output
-    text, scores = scorer.answer, scorer.scores()
+    scores = scorer.scores()
+    text = scorer.answer(scores)
     return replace(output, text=text, result=replace(output.result, text=text, scores=scores))
 
 

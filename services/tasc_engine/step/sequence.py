@@ -51,6 +51,8 @@ class Sequence:
         self.prompt = np.array(self.request.prompt_ids, np.int32)
         self.answer = AnswerBuilder(self.request, tokenizer)
         self.max_kv_slots = len(self.prompt) + self.request.answer_limit - 1
+        if self.scorer is not None:
+            self.max_kv_slots = len(self.prompt) + self.scorer.slots
         if self.guide is not None:
             if self.answer.tokens:
                 self._advance_guide(self.guide, self.known_ids)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tasc_protocol import LabelScores
 
-MIN_ROWS = 20
+MIN_ROWS = 50
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
@@ -27,21 +27,22 @@ class Judged:
 
     Attributes:
         logprobs: ``float64[k]``, the most likely first.
-        right: Index of the right label; None if it was not scored.
+        right: Index of the right label.
     """
 
     logprobs: Float64
-    right: int | None
+    right: int
 
     @classmethod
     def of(cls, scores: LabelScores, label: str) -> "Judged":
-        right = scores.labels.index(label) if label in scores.labels else None
-        return cls(np.array(scores.logprobs), right)
+        return cls(np.array(scores.logprobs), scores.labels.index(label))
 
     def probabilities(self, temperature: float) -> Float64:
-        scaled = (self.logprobs - self.logprobs[0]) / temperature
-        weights: Float64 = np.exp(scaled)
-        return weights / weights.sum()
+        return np.exp(self.log_softmax(temperature))
+
+    def log_softmax(self, temperature: float) -> Float64:
+        scaled: Float64 = self.logprobs / temperature
+        return scaled - np.logaddexp.reduce(scaled)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Reliability:
         sure = np.array([probabilities[0] for probabilities in found])
         right = np.array([row.right == 0 for row, _ in rows])
         squares = [
-            float((p**2).sum()) + 1 - (0 if row.right is None else 2 * float(p[row.right]))
+            float((p**2).sum()) + 1 - 2 * float(p[row.right])
             for p, (row, _) in zip(found, rows, strict=True)
         ]
         at = np.minimum((sure * _BINS).astype(int), _BINS - 1)
@@ -132,26 +133,30 @@ def calibrated(rows: Sequence[Judged]) -> Calibration:
     """Fits a temperature.
 
     Raises:
-        ValueError: There are too few rows.
+        ValueError: There are too few rows, or they do not determine a temperature.
     """
     if len(rows) < MIN_ROWS:
         raise ValueError(f"{len(rows)} rows are given; at least {MIN_ROWS} are needed")
-    halves = rows[::2], rows[1::2]
-    others = [fitted(half) for half in halves[::-1]]
+    order = np.random.default_rng(0).permutation(len(rows)).tolist()
+    halves = [[rows[at] for at in order[part::2]] for part in (0, 1)]
+    temperature, others = fitted(rows), [fitted(half) for half in halves[::-1]]
+    for found in (temperature, *others):
+        if not _COLDEST * 1.05 < found < _HOTTEST / 1.05:
+            raise ValueError(
+                f"the rows, or a half of them, do not determine a temperature from {_COLDEST} to "
+                f"{_HOTTEST:g}; give more rows, also some whose likeliest label is wrong"
+            )
     pairs = [(row, t) for half, t in zip(halves, others, strict=True) for row in half]
     before = Reliability.of([(row, 1.0) for row in rows])
-    return Calibration(fitted(rows), len(rows), before, Reliability.of(pairs))
+    return Calibration(temperature, len(rows), before, Reliability.of(pairs))
 
 
 def fitted(rows: Sequence[Judged]) -> float:
     """The temperature with the least mean negative log-likelihood, from 0.05 to 20."""
-    known = [row for row in rows if row.right is not None]
 
     def loss(log_temperature: float) -> float:
         t = math.exp(log_temperature)
-        return -sum(
-            float(np.log(max(row.probabilities(t)[row.right or 0], 1e-300))) for row in known
-        )
+        return -sum(max(float(row.log_softmax(t)[row.right]), -1e6) for row in rows)
 
     return math.exp(_least(loss, math.log(_COLDEST), math.log(_HOTTEST)))
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from tasc_engine.errors import GuideError
 from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults, Scoring
-from tasc_protocol.request import MOST_LOGPROBS
+from tasc_protocol.request import MOST_LOGPROBS, MOST_PROBABILITIES
 from tasc_runtime.engine.versions import Records
 from tasc_runtime.sampling_options import SHOWN, guide_of
 from tasc_store import TaskRecord
@@ -21,7 +21,7 @@ from tasc_text import MessageError, TaskTokenizer, Template
 
 if TYPE_CHECKING:  # a job is checked without importing torch
     from tasc_engine.batch_engine import BatchEngine
-    from tasc_engine.guided import Guide
+    from tasc_engine.guided import Guidance
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +86,13 @@ def parameters_of(
     return found
 
 
-def _filled(scoring: Scoring, labels: GuideSpec, record: TaskRecord) -> Scoring:
-    """Fills in the task's values. A calibration is for the task's own labels and their end."""
+def _filled(asked: Request, scoring: Scoring, labels: GuideSpec, record: TaskRecord) -> Scoring:
+    """Fills in the task's values.
+
+    A calibration is for the task's own labels and their end, and for its first adapter.
+    """
     own = labels.is_tasks and labels.end == record.label_end
+    own = own and asked.adapter in (None, *record.adapter_names[:1])
     below, temperature = scoring.abstain_below, record.label_temperature if own else None
     return replace(
         scoring,
@@ -181,7 +185,7 @@ class RequestReader:
         scoring = asked.scoring
         if scoring is not None:
             guide = self.labels(asked, version)
-            scoring = _filled(scoring, guide, record)
+            scoring = _filled(asked, scoring, guide, record)
         if guide:
             apart = self._tokenizer.special_ids.union(self._tokenizer.eos_ids)
             guide.require_whole(asked.stop, {*asked.stop_token_ids} - apart)
@@ -194,8 +198,9 @@ class RequestReader:
                 prompt = tuple(self._template.encode(tokenizer, prompt, add))
             except MessageError as error:
                 raise FieldError(error.field, str(error)) from error
+        slots = self._scoring_tokens(guide, asked) if scoring is not None and guide else None
         if asked.truncate_prompt_tokens:
-            prompt = prompt[-self._kept_tokens(asked, record) :]
+            prompt = prompt[-self._kept_tokens(asked, record, slots) :]
         if len(prompt) >= longest:
             raise PromptTooLong(asked.prompt_field, len(prompt), longest)
         most = asked.max_tokens
@@ -204,8 +209,15 @@ class RequestReader:
             message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
             raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
         stops, stop_ids = (*record.stop, *asked.stop), asked.stop_token_ids
-        if scoring is not None and guide:
-            most, stops = self._scoring_tokens(asked, guide, len(prompt)), ()
+        if slots is not None:
+            most, stops = slots, ()
+            if len(prompt) + slots > longest:
+                raise FieldError(
+                    asked.prompt_field,
+                    f"{asked.prompt_field} has {len(prompt)} tokens, and scoring its labels takes "
+                    f"up to {slots} more; a row holds {longest} (max_model_len, kv_cache_bytes): "
+                    "shorten it, lower max_draft_tokens, or use shorter labels",
+                )
         if stops:
             stop_ids += self._special_stops(asked.stop, record)
         request = structs.replace(
@@ -215,7 +227,9 @@ class RequestReader:
             max_tokens=most,
             stop=stops,
             stop_token_ids=stop_ids,
-            parameters=parameters_of(asked.parameters, record.sampling),
+            parameters=(
+                parameters_of(asked.parameters, record.sampling) if scoring is None else {}
+            ),
             guide=guide,
             adapter=adapter_of(asked.adapter, record),
             record_version=version,
@@ -224,11 +238,10 @@ class RequestReader:
         self._engine.require_fit(request)
         return request
 
-    def guide(self, guide: GuideSpec | None) -> "Guide | None":
+    def guide(self, guide: GuideSpec | None) -> "Guidance | None":
         """Returns the compiled guide of a request; compiles it on this thread unless it is known.
 
-        vLLM compiles guides itself: there, the guide is only checked, and the result is None. For
-        labels, which guide no answer, the result is None, too.
+        vLLM compiles guides itself: there, the guide is only checked, and the result is None.
 
         Raises:
             FieldError: The guide cannot be followed.
@@ -236,10 +249,8 @@ class RequestReader:
         if guide is None:
             return None
         try:
-            if guide.kind != "labels":
-                return self._engine.guides.of(guide)
-            self._engine.guides.prepare(guide)
-            return None
+            guides = self._engine.guides
+            return guides.labels(guide) if guide.kind == "labels" else guides.of(guide)
         except GuideError as error:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
 
@@ -254,26 +265,28 @@ class RequestReader:
         if guide is None or not guide.choices or asked.scoring is None:
             raise FieldError("labels", "the task has no choices; give labels")
         end = asked.scoring.end
-        return _label_guide(guide, record.label_end if end is None else end, guide.field)
+        try:
+            return _label_guide(guide, record.label_end if end is None else end, guide.field)
+        except ValueError as error:
+            raise FieldError("end", f"end: {error}") from error
 
-    def _scoring_tokens(self, asked: Request, guide: GuideSpec, prompt: int) -> int:
+    def _scoring_tokens(self, guide: GuideSpec, asked: Request) -> int:
         """Returns the number of tokens that a row needs behind its prompt to score labels.
 
         Raises:
-            FieldError: The labels cannot be scored, or a row has no room for them.
+            FieldError: The labels cannot be scored, or have too many probabilities for a response.
         """
+        count = len(guide.choices) * asked.prompts
+        if asked.scoring and asked.scoring.top_k is None and count > MOST_PROBABILITIES:
+            raise FieldError(
+                "top_k",
+                f"top_k is unset, and a response would have {count} probabilities; at most "
+                f"{MOST_PROBABILITIES} are reported: set top_k, or send fewer inputs",
+            )
         try:
-            most = self._engine.scoring_tokens(guide)
+            return self._engine.scoring_tokens(guide)
         except GuideError as error:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
-        if prompt + most > self._engine.longest:
-            raise FieldError(
-                asked.prompt_field,
-                f"{asked.prompt_field} has {prompt} tokens, and scoring its labels takes up to "
-                f"{most} more; a row holds {self._engine.longest} (max_model_len, kv_cache_bytes): "
-                "shorten it, lower max_draft_tokens, or use shorter labels",
-            )
-        return most
 
     def compile_own_guide(self) -> None:
         """Compiles the task's own guide before the first request arrives."""
@@ -282,11 +295,17 @@ class RequestReader:
         except FieldError as error:
             log.error("task %s: %s", self._records.newest[0].name, error)
 
-    def _kept_tokens(self, asked: Request, record: TaskRecord) -> int:
-        """The number of a prompt's last tokens that ``truncate_prompt_tokens`` keeps."""
+    def _kept_tokens(self, asked: Request, record: TaskRecord, slots: int | None) -> int:
+        """The number of a prompt's last tokens that ``truncate_prompt_tokens`` keeps.
+
+        Args:
+            slots: Number of tokens that scoring needs; None for an answer.
+        """
         if asked.truncate_prompt_tokens != -1:
             return asked.truncate_prompt_tokens or 0
         longest = self._engine.longest
+        if slots is not None:
+            return max(longest - slots, 1)
         own = min(record.max_tokens, longest // 2)
         return max(longest - (own if asked.max_tokens is None else asked.max_tokens or 1), 1)
 

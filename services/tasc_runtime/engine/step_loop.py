@@ -20,7 +20,7 @@ from functools import partial
 
 from tasc_engine import Output, QueueFull, Request
 from tasc_engine.batch_engine import BatchEngine
-from tasc_engine.guided import Guide
+from tasc_engine.guided import Guidance
 from tasc_runtime.protocol import Refusal
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EngineLoop:
         self._next: Callable[[], None] | None = None  # taken from the inbox, but not done yet
         self._sinks: dict[str, _Listener] = {}
         self._last: dict[str, float] = {}
-        self._idle_requests: deque[tuple[Request, Sink, Guide | None, float]] = deque()
+        self._idle_requests: deque[tuple[Request, Sink, Guidance | None, float]] = deque()
         self._idle_ids: list[str] = []  # idle requests that the engine holds, in order
         self._crowded = False
         self._closed = False
@@ -92,7 +92,7 @@ class EngineLoop:
         """Number of requests of `submit_idle` that the engine holds."""
         return len(self._idle_ids)
 
-    def submit(self, request: Request, sink: Sink, guide: Guide | None = None) -> None:
+    def submit(self, request: Request, sink: Sink, guide: Guidance | None = None) -> None:
         """Submits ``request``; if the engine refuses it, the sink gets a refusal.
 
         Args:
@@ -100,7 +100,9 @@ class EngineLoop:
         """
         self._inbox.put((True, partial(self._submit, request, sink, guide)))
 
-    def submit_idle(self, request: Request, sink: Sink, guide: Guide | None, until: float) -> None:
+    def submit_idle(
+        self, request: Request, sink: Sink, guide: Guidance | None, until: float
+    ) -> None:
         """Submits a request that uses rows only while no other request needs them.
 
         The request begins when a row is free and no other request waits. If another request needs
@@ -258,7 +260,7 @@ class EngineLoop:
             self._round, self._idle = time.monotonic(), False
 
     def _submit(
-        self, request: Request, sink: Sink, guide: Guide | None, idle: bool = False
+        self, request: Request, sink: Sink, guide: Guidance | None, idle: bool = False
     ) -> None:
         engine = self._engine
         item: Refusal | Exception | None = None

@@ -24,7 +24,7 @@ from tasc_draft import SOURCES
 from tasc_engine import EngineConfig, ModelSource, StepRecord
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.errors import GuideError, QueueFull
-from tasc_engine.guided import Guide, Guides, trial
+from tasc_engine.guided import Guidance, Guides, LabelSet, trial
 from tasc_engine.guided.sandbox import Unsettled
 from tasc_engine.lora.adapter_folder import settings_of
 from tasc_engine.step.answer import AnswerBuilder
@@ -249,6 +249,9 @@ class VllmGuides:
     def of(self, spec: GuideSpec) -> None:
         self.fields(spec)
 
+    def labels(self, spec: GuideSpec) -> LabelSet:
+        raise GuideError(_NO_LABELS)
+
     def prepare(self, spec: GuideSpec) -> None:
         if spec.kind == "labels":
             raise GuideError(_NO_LABELS)
@@ -466,7 +469,7 @@ class VllmEngine(BatchEngine):
         except self._refusal as error:
             raise ValueError(f"vLLM refuses it: {error}") from error
 
-    def submit(self, request: Request, guide: Guide | None = None) -> None:
+    def submit(self, request: Request, guide: Guidance | None = None) -> None:
         self.require_fit(request)
         if request.id in self._rows:
             raise ValueError(f"request {request.id} is being answered; ids must differ")

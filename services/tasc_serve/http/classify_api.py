@@ -24,7 +24,6 @@ _Texts = Annotated[
     Field(min_length=1, fail_fast=True),
     BeforeValidator(_listed, json_schema_input_type=str | list[str]),
 ]
-_MOST_PROBS = 200_000  # of one response, about 4 MB of JSON
 _Share = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -61,7 +60,11 @@ class ClassifyRequest(HarmlessFields):
     adapter: str | None = Field(
         None, max_length=64, description="extension: which of the task's adapters; unset: the first"
     )
-    draft: bool = Field(True, description="extension: whether drafts say where to begin")
+    draft: bool = Field(
+        True,
+        description="extension: whether drafts say where to begin; without them, equal requests "
+        "score the same labels",
+    )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None, description="extension: number of last prompt tokens to keep"
     )
@@ -91,8 +94,6 @@ class ClassifyRequest(HarmlessFields):
         """
         guide = None
         if self.labels is not None:
-            if self.top_k is None:
-                _require_few(len(self.labels), len(self.input))
             try:
                 guide = GuideSpec("choice", tuple(self.labels), field="labels")
             except ValueError as error:
@@ -110,15 +111,6 @@ class ClassifyRequest(HarmlessFields):
         )
 
 
-def _require_few(labels: int, inputs: int) -> None:
-    if labels * inputs > _MOST_PROBS:
-        raise FieldError(
-            "top_k",
-            f"top_k is unset, so that each of {inputs} inputs would have {labels} probabilities; "
-            f"at most {_MOST_PROBS} are reported: set top_k",
-        )
-
-
 @dataclass(frozen=True)
 class ClassifyReply:
     """Formats the classifications of one request."""
@@ -131,11 +123,6 @@ class ClassifyReply:
     def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
         """The body of the response, with one entry for each input, in order."""
         results = [result for result, _ in answers]
-        if self.body.top_k is None:
-            try:
-                _require_few(max(r.scores.count for r in results if r.scores), len(results))
-            except FieldError as error:
-                raise ApiError(400, str(error), error.field) from error
         prompts = sum(result.prompt_tokens for result in results)
         return {
             "id": f"classify-{self.requests[0].response_id}",
@@ -148,7 +135,8 @@ class ClassifyReply:
 
     def _entry(self, result: GenerationResult) -> dict[str, Any]:
         scores = result.scores
-        assert scores is not None, "a result without an error has scores"
+        if scores is None:
+            raise ApiError(503, "a replica is too old to score labels; try again after its upgrade")
         probabilities = probs = scores.probabilities
         if self.body.top_k is None:
             probs = [0.0] * scores.count

@@ -196,9 +196,8 @@ class Generation:
         with scope.waiting():
             async with _WhileConnected(request), _in_time(asked[0].timeout_s):
                 answers = await choices.complete(self._backend.router(task), asked)
-        permit.spend(sum(len(result.tokens) or result.acceptance.steps for result, _ in answers))
-        reported = sum(len(r.scores.labels) if r.scores else len(texts) for r, texts in answers)
-        many = reported > _MANY_TOKENS
+        permit.spend(sum(r.acceptance.steps if r.scores else len(r.tokens) for r, _ in answers))
+        many = sum(r.scores.count if r.scores else len(t) for r, t in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
         if retry:
             retry.keep(encoded)

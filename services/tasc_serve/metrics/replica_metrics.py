@@ -367,7 +367,7 @@ class ReplicaMetrics:
         self._counted_labels = set[str]()
         self._classified = make.counters(
             "classifications",
-            f"Classifications by their label; after {_MAX_LABELS} different labels, by other.",
+            f"Classifications by label, for the first {_MAX_LABELS} of the task's; else other.",
             "label",
         )
         self._abstained = make.counter(
@@ -444,24 +444,28 @@ class ReplicaMetrics:
             histogram.observe_all([getattr(record, name) for record in records], once)
         self._cost_error.set(records[-1].cost_error)
 
-    def observe_result(self, result: GenerationResult) -> None:
-        """Counts one answered request. An abandoned request has no result."""
+    def observe_result(self, result: GenerationResult, own_labels: bool = True) -> None:
+        """Counts one answered request. An abandoned request has no result.
+
+        Args:
+            own_labels: Whether scored labels are the task's; others are counted as ``other``.
+        """
         self._finished[result.finish_reason].inc()
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
         self._first_token.observe(result.timings.first_token)
         if (scores := result.scores) is not None:
-            self._count_label(result.text)
-            self._confidence.observe(scores.probabilities[0])
+            self._count_label(result.text, own_labels)
+            self._confidence.observe(scores.probabilities[0] * (1 - scores.unseen))
             self._classify_steps.observe(result.acceptance.steps)
 
-    def _count_label(self, label: str) -> None:
+    def _count_label(self, label: str, own: bool) -> None:
         """Counts an answered label by its name, or as ``other`` after the first names."""
         if not label:
             self._abstained.inc()
             return
         label = label[:_MAX_LABEL_CHARS]
-        if len(self._counted_labels) < _MAX_LABELS:
+        if own and len(self._counted_labels) < _MAX_LABELS:
             self._counted_labels.add(label)
         self._classified(label if label in self._counted_labels else "other").inc()
 

@@ -22,7 +22,7 @@ from tasc_engine import (
     TokenLogprob,
 )
 from tasc_engine.batch_engine import BatchEngine
-from tasc_engine.guided import Guide
+from tasc_engine.guided import Guidance
 from tasc_protocol import Request
 from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.errors import ServiceError
@@ -32,7 +32,7 @@ from tasc_serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)
 SubmitIdle: TypeAlias = Callable[
-    [Request, Callable[[Output | Refusal | Exception], None], Guide | None, float], None
+    [Request, Callable[[Output | Refusal | Exception], None], Guidance | None, float], None
 ]
 
 # Maximum difference of log-probabilities at which another batch shape may swap two tokens: a few

@@ -22,7 +22,7 @@ from ray import serve
 
 from tasc_engine import StepRecord
 from tasc_engine.errors import GuideError
-from tasc_engine.guided import Guide
+from tasc_engine.guided import Guidance, LabelSet
 from tasc_protocol import FieldError, GuideSpec, Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.reader import require_total
@@ -184,7 +184,7 @@ class TaskReplica:
         self,
         asked: Request,
         request: Request,
-        guide: Guide | None,
+        guide: Guidance | None,
         send: Callable[[Output | Refusal], None],
     ) -> None:
         """Passes a request to the engine, and sends its outputs until the answer has ended."""
@@ -201,7 +201,9 @@ class TaskReplica:
                 if isinstance(item, Exception):
                     raise EngineBroken(f"the engine ended with {item!r}") from item
                 if result:
-                    self._metrics.observe_result(result)
+                    self._metrics.observe_result(
+                        result, bool(request.guide and request.guide.is_tasks)
+                    )
                 if result and result.error:
                     item = _failure(result.error, asked, guide)
                 elif isinstance(item, Output):
@@ -318,9 +320,9 @@ class TaskReplica:
         return running, engine.waiting, engine.kv_usage
 
 
-def _failure(error: str, asked: Request, guide: Guide | None) -> Refusal:
+def _failure(error: str, asked: Request, guide: Guidance | None) -> Refusal:
     """Makes the refusal of a failed answer; a guide that stops midway is the client's error."""
-    if asked.guide and guide and guide.error:
+    if asked.guide and guide and not isinstance(guide, LabelSet) and guide.error:
         message = f"{asked.guide.name} cannot be followed: {error}"
         return Refusal("invalid", message, asked.guide.field)
     return Refusal("failed", error)
@@ -345,7 +347,7 @@ class Admission:
 
     async def request(
         self, asked: Request, id: str, version: int
-    ) -> tuple[Request, Guide | None] | Refusal:
+    ) -> tuple[Request, Guidance | None] | Refusal:
         """Returns the request for the engine and its compiled guide, or a refusal.
 
         Only unexpected errors are raised.

@@ -288,8 +288,9 @@ class TaskRecord:
         _require_within("label_temperature", self.label_temperature, 0.01, 100)
         if self.calibrated_for != self.scoring_fingerprint:
             raise ValueError(
-                f"label_temperature is {self.label_temperature:g}, which was fitted for another "
-                "model, adapter, dtype, prompt or label set; unset it, and run `tasc calibrate`"
+                f"the calibration (label_temperature {self.label_temperature:g}) is for another "
+                "model, adapter, dtype, prompt or label set; unset label_temperature (with "
+                "--unset label_temperature), and run `tasc calibrate` again"
             )
 
     @property

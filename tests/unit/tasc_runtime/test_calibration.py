@@ -39,12 +39,12 @@ def test_the_temperature_of_the_rows_is_found(temperature):
 
 
 def test_reliability_of_known_rows():
-    sure, unsure = np.log([0.9, 0.1]), np.log([0.6, 0.4])
-    rows = [Judged(sure, 0), Judged(sure, 1), Judged(unsure, 0), Judged(unsure, None)]
+    sure, unsure = np.log([0.9, 0.1]), np.log([0.6, 0.3, 0.1])
+    rows = [Judged(sure, 0), Judged(sure, 1), Judged(unsure, 0), Judged(unsure, 2)]
     found = Reliability.of([(row, 1.0) for row in rows])
     assert found.accuracy == 0.5
     assert found.error == pytest.approx((2 * abs(0.9 - 0.5) + 2 * abs(0.6 - 0.5)) / 4)
-    brier = [0.02, 1.62, 0.32, 0.36 + 0.16 + 1]
+    brier = [0.02, 1.62, 0.16 + 0.09 + 0.01, 0.36 + 0.09 + 0.81]
     assert found.brier == pytest.approx(sum(brier) / 4)
     at = {each.threshold: each for each in found.thresholds}
     assert (at[0.7].coverage, at[0.7].accuracy) == (0.5, 0.5)
@@ -52,8 +52,13 @@ def test_reliability_of_known_rows():
 
 
 def test_too_few_rows_are_refused():
-    with pytest.raises(ValueError, match="19 rows"):
-        calibrated(rows_with(1.0, 19))
+    with pytest.raises(ValueError, match="49 rows"):
+        calibrated(rows_with(1.0, 49))
+
+
+def test_rows_that_are_all_right_determine_no_temperature():
+    with pytest.raises(ValueError, match="do not determine"):
+        calibrated([Judged(np.log([0.6, 0.4]), 0)] * 60)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +68,9 @@ def llm(tmp_path_factory):
 
 
 def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path):
-    texts = [f"{text} {i}" for i in range(5) for text in tiny.SENTENCES]
+    texts = [f"{text} {i}" for i in range(12) for text in tiny.SENTENCES]
     plain = llm.classify(texts, exact=True)
-    rows = [(text, CHOICES[i % 3]) for i, text in enumerate(texts)]
+    rows = mostly_right(texts, plain)
     found = llm.calibrate(rows)
     temperature = llm.record.label_temperature
     assert temperature == found.temperature != 1
@@ -87,9 +92,19 @@ def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path)
     assert [one.probability for one in again] == [one.probability for one in after]
 
 
+def mostly_right(texts, found):
+    """Makes rows whose labels are mostly the model's."""
+    labels = [CHOICES[i % 3] if i % 4 == 0 else one.label for i, one in enumerate(found)]
+    return list(zip(texts, labels, strict=True))
+
+
 def test_outputs_that_are_no_choice_are_refused(llm):
-    rows = [(text, "alarm set, and more") for text in tiny.SENTENCES] * 5
-    with pytest.raises(FieldError, match="alarm set, and more"):
+    texts = [f"{text} {i}" for i in range(12) for text in tiny.SENTENCES]
+    rows = [
+        (text, f"{label}, and more, so")
+        for text, label in mostly_right(texts, llm.classify(texts, end=",", exact=True))
+    ]
+    with pytest.raises(FieldError, match="and more"):
         llm.calibrate(rows)
     assert llm.calibrate(rows, end=",").rows == len(rows)
     assert llm.record.label_end == ","
