@@ -3,12 +3,16 @@
     python benchmarks/requests/bench_requests.py
     python benchmarks/requests/bench_requests.py --data DIR --parts choices,schemas
     python benchmarks/requests/bench_requests.py --rows 64 --requests 100
+    python benchmarks/requests/bench_requests.py --data DIR --parts labels,labels-speed
 
 Parts: `grid` answers random requests with and without drafts, alone and eight together; `sampling`
 tests sampled tokens against the exact distribution; `choices` answers from label sets; `schemas`
-answers by random JSON schemas of calls; `adapters` has two adapters in one batch; `nf4` quantises.
-The models are tiny random ones and the shipped one. DIR has `clinc150` and `eurlex_labels` as
-folders with `train.jsonl.gz` and `test.jsonl.gz`; without it their label sets are left out.
+answers by random JSON schemas of calls; `adapters` has two adapters in one batch; `nf4` quantises;
+`labels` compares probabilities of labels with brute force; `labels-speed` compares their rate with
+those of guided answers and of brute force. The models are tiny random ones and the shipped one, and
+SmolLM2 for labels. DIR has `massive_en`, `clinc150` and `eurlex_labels` as folders with
+`train.jsonl.gz` and `test.jsonl.gz`. Without it, label sets that do not ship are left out, and so
+is SmolLM2, which `make bench-model` makes.
 Progress goes to stderr, tables to stdout; the last line of stdout is one JSON object.
 """
 
@@ -40,7 +44,7 @@ from benchmarks.common import (
 if TYPE_CHECKING:
     from benchmarks.requests.engines import Options
 
-PARTS = ("grid", "sampling", "choices", "schemas", "adapters", "nf4")
+PARTS = ("grid", "sampling", "choices", "schemas", "adapters", "nf4", "labels", "labels-speed")
 ARCHITECTURES = ("qwen2", "llama")
 LEAST_P, PLANTED_P = 0.001, 1e-6
 
@@ -64,9 +68,12 @@ def main() -> None:
     use_test_helpers("lossless_cases", "request_grid", "test_choosing_statistics")
     from benchmarks.requests.engines import Options
     from benchmarks.requests.guides import choices, schemas
+    from benchmarks.requests.label_speed import labels_speed
+    from benchmarks.requests.labels import labels
     from benchmarks.requests.weights import adapters, nf4
 
-    measures = dict(zip(PARTS, (grid, sampling, choices, schemas, adapters, nf4), strict=True))
+    parts = (grid, sampling, choices, schemas, adapters, nf4, labels, labels_speed)
+    measures = dict(zip(PARTS, parts, strict=True))
     found = measured(measures, options.parts, Options(**vars(options)))
     finish({"benchmark": "requests", **found, **about()}, options.json)
 

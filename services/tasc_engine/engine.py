@@ -400,6 +400,6 @@ class Engine(BatchEngine):
 
 def _price(min_probs: Float32 | None, drafted: int) -> float:
     """The minimum probability at which a step's last draft token is worth its cost."""
-    if min_probs is None or not drafted:
+    if min_probs is None or not len(min_probs) or not drafted:
         return 0.0
     return float(min_probs[min(drafted, len(min_probs)) - 1])
