@@ -151,17 +151,24 @@ class Scoring:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < 1:
-            message = f"tolerance is {self.tolerance}; it is at least 0 and below 1"
+        if not isinstance(self.exact, bool):
+            raise FieldError("exact", f"exact is {self.exact!r:.80}; it is true or false")
+        if not _is_number(self.tolerance) or not 0 <= self.tolerance < 1:
+            message = f"tolerance is {self.tolerance!r:.80}; it is at least 0 and below 1"
             raise FieldError("tolerance", message)
-        if not 1 <= self.max_steps <= MOST_TREE_STEPS:
-            message = f"max_steps is {self.max_steps}; it goes from 1 to {MOST_TREE_STEPS}"
+        if type(self.max_steps) is not int or not 1 <= self.max_steps <= MOST_TREE_STEPS:
+            message = f"max_steps is {self.max_steps!r:.80}; it goes from 1 to {MOST_TREE_STEPS}"
             raise FieldError("max_steps", message)
         if self.top_k is not None and self.top_k < 1:
             raise FieldError("top_k", f"top_k is {self.top_k}; it is at least 1")
-        if not 0 <= (self.abstain_below or 0) <= 1:
-            message = f"abstain_below is {self.abstain_below}; it goes from 0 to 1"
+        below = 0 if self.abstain_below is None else self.abstain_below
+        if not _is_number(below) or not 0 <= below <= 1:
+            message = f"abstain_below is {below!r:.80}; it goes from 0 to 1"
             raise FieldError("abstain_below", message)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _require_at_most(found: int, what: str, most: int) -> None:

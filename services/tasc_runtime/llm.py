@@ -41,7 +41,7 @@ from tasc_protocol import FieldError, Scoring, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.calibration import Calibration, Judged, calibrated
+from tasc_runtime.engine.calibration import Calibration, Judged, calibrated, labels_of
 from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -598,6 +598,7 @@ class LLM:
         prior: Literal["uniform", "empty"] = "uniform",
         multi: bool = False,
         adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
         progress: bool | None = None,
     ) -> Classifications:
         """Returns the probabilities of labels for inputs, in their order.
@@ -628,6 +629,8 @@ class LLM:
                 2021, arXiv 2102.09690).
             multi: Several labels at once are refused; see the error.
             adapter: The name of an adapter.
+            truncate_prompt_tokens: Number of last prompt tokens to keep; -1: as many as there is
+                room for.
             progress: See `generate`.
 
         Returns:
@@ -652,6 +655,8 @@ class LLM:
             texts = _items("labels", labels, "labels", "a list of texts")
             if wrong := [text for text in texts if not isinstance(text, str)]:
                 raise FieldError("labels", f"labels has {wrong[0]!r:.80}; give texts")
+            if not texts:
+                raise FieldError("labels", "labels is empty; give at least one")
             try:
                 guide = GuideSpec("choice", tuple(texts), field="labels")
             except ValueError as error:
@@ -660,7 +665,12 @@ class LLM:
             raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
         texts, divides = _listed(inputs), prior == "empty"
         how = Scoring(end, exact or divides, tolerance, max_steps, abstain_below)
-        shared = Request(guide=guide, scoring=how, adapter=adapter)
+        shared = Request(
+            guide=guide,
+            scoring=how,
+            adapter=adapter,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
         requests = [self._request(i, given, shared) for i, given in enumerate(texts)]
         if divides:
             try:
@@ -709,8 +719,8 @@ class LLM:
         record = replace(self.record, label_end=end, label_temperature=None, calibrated_for=None)
         if not record.choices:
             raise FieldError("labels", "the task has no choices to calibrate; give choices")
-        listed, known = list(rows_of(rows)), set(record.choices)
-        labels = [_label_of(row.output, known, end) for row in listed]
+        listed = list(rows_of(rows))
+        labels = labels_of([row.output for row in listed], record.choices, end)
         # Every label is scored, since a fit without the right label would trust wrong ones.
         how = Scoring(end, exact=True)
         guide = GuideSpec("choice", record.choices, field="labels")  # no temperature is applied
@@ -981,22 +991,6 @@ def _divided(result: GenerationResult, empty: GenerationResult, below: float) ->
     scores = structs.replace(scores, labels=labels, numbers=numbers, logprobs=logprobs, total=total)
     text = labels[0] if scores.probabilities[0] >= below else ""
     return structs.replace(result, text=text, scores=scores)
-
-
-def _label_of(output: str, known: set[str], end: str | None) -> str:
-    """Returns the choice that an output is, or the longest with which it begins before ``end``.
-
-    Raises:
-        FieldError: It is none of the choices.
-    """
-    if output in known:
-        return output
-    at = output.rfind(end) if end else -1
-    while at > 0 and end:
-        if output[:at] in known:
-            return output[:at]
-        at = output.rfind(end, 0, at)
-    raise FieldError("rows", f"the output {output!r:.100} is none of the task's choices")
 
 
 def _classification(result: GenerationResult) -> Classification:

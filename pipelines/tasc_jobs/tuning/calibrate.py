@@ -11,7 +11,7 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.task_inputs import read_files
 from tasc_runtime.data.rows import Fields
-from tasc_runtime.engine.calibration import Calibration, Reliability
+from tasc_runtime.engine.calibration import MIN_ROWS, Calibration, Reliability, labels_of
 from tasc_runtime.llm import LLM
 from tasc_store import TaskStore
 
@@ -53,6 +53,14 @@ def calibrate_job(
     if not before.choices:
         raise JobError(f"task {name} has no labels; set them with `tasc task set {name} --choices`")
     found = read_files(files, fields)
+    outputs, own = [row.output for row in found.rows], before.label_end if end is None else end
+    try:
+        labels_of(outputs, before.choices, own)  # before the model is loaded
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    if len(outputs) < MIN_ROWS:
+        given = f"{len(outputs)} rows are given"
+        raise JobError(f"{given}; at least {MIN_ROWS} are needed: name more files by --rows")
     llm = LLM.from_task(name, url, **engine)
     try:
         fit = llm.calibrate([(row.input, row.output) for row in found.rows], end=end)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_protocol import LabelScores
+from tasc_protocol import FieldError, LabelScores
 
 MIN_ROWS = 50
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -129,6 +129,29 @@ class Calibration:
     after: Reliability
 
 
+def labels_of(outputs: Sequence[str], choices: Sequence[str], end: str | None) -> list[str]:
+    """Returns the choice that each output is, or the longest with which it begins before ``end``.
+
+    Raises:
+        FieldError: An output is none of the choices.
+    """
+    known, found = set(choices), list[str]()
+    for at, output in enumerate(outputs):
+        cut = len(output)
+        while cut > 0 and output[:cut] not in known:
+            cut = output.rfind(end, 0, cut) if end else -1
+        if cut <= 0:
+            shown = ", ".join(repr(choice) for choice in choices[:3])
+            raise FieldError(
+                "rows",
+                f"row {at + 1}: the output {output!r:.100} is none of the task's {len(choices)} "
+                f"choices, such as {shown:.200}, and begins with none before the end {end!r}; "
+                "correct it, or set the end (--label-end)",
+            )
+        found.append(output[:cut])
+    return found
+
+
 def calibrated(rows: Sequence[Judged]) -> Calibration:
     """Fits a temperature.
 
@@ -136,15 +159,17 @@ def calibrated(rows: Sequence[Judged]) -> Calibration:
         ValueError: There are too few rows, or they do not determine a temperature.
     """
     if len(rows) < MIN_ROWS:
-        raise ValueError(f"{len(rows)} rows are given; at least {MIN_ROWS} are needed")
+        raise ValueError(f"{len(rows)} rows are given; at least {MIN_ROWS} are needed: give more")
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
     halves = [[rows[at] for at in order[part::2]] for part in (0, 1)]
     temperature, others = fitted(rows), [fitted(half) for half in halves[::-1]]
-    for found in (temperature, *others):
-        if not _COLDEST * 1.05 < found < _HOTTEST / 1.05:
+    for half, found in zip(halves, others[::-1], strict=True):
+        right = sum(row.right == 0 for row in half)
+        if not 0 < right < len(half) or not _COLDEST * 1.05 < found < _HOTTEST / 1.05:
             raise ValueError(
-                f"the rows, or a half of them, do not determine a temperature from {_COLDEST} to "
-                f"{_HOTTEST:g}; give more rows, also some whose likeliest label is wrong"
+                f"the likeliest label is right in {right} of {len(half)} rows, a half of the rows; "
+                f"such rows do not determine a temperature from {_COLDEST} to {_HOTTEST:g}: give "
+                "more rows, with right and wrong ones"
             )
     pairs = [(row, t) for half, t in zip(halves, others, strict=True) for row in half]
     before = Reliability.of([(row, 1.0) for row in rows])

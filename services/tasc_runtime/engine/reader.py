@@ -216,7 +216,8 @@ class RequestReader:
                     asked.prompt_field,
                     f"{asked.prompt_field} has {len(prompt)} tokens, and scoring its labels takes "
                     f"up to {slots} more; a row holds {longest} (max_model_len, kv_cache_bytes): "
-                    "shorten it, lower max_draft_tokens, or use shorter labels",
+                    "shorten it, have it cut by truncate_prompt_tokens, use shorter labels, or "
+                    "lower the engine's max_draft_tokens",
                 )
         if stops:
             stop_ids += self._special_stops(asked.stop, record)

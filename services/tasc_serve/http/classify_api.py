@@ -30,6 +30,8 @@ _Share = Annotated[Number, Field(ge=0, le=1)]
 class ClassifyRequest(HarmlessFields):
     """Each input is put into the task's template, like a user message."""
 
+    unsupported: ClassVar = {"multi": (False,), "prior": ("uniform",)}  # only in `LLM.classify`
+
     model: str = Field(max_length=256, description="the task's name")
     input: _Texts = Field(description="one or several texts")
     labels: Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)] | (

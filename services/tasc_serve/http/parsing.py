@@ -143,7 +143,9 @@ def requests_of(
         prompts = [tuple(p) if isinstance(p, list) else p for p in body.prompts]
         n, count, limit = body.n or 1, len(prompts), body.limit or 0
         answers = n * count
-        _require_at_most("prompt", f"has {count} prompts", count, "max_prompts", limits.max_prompts)
+        name = "input" if isinstance(body, ClassifyRequest) else "prompt"
+        found = f"has {count} prompts"
+        _require_at_most(name, found, count, "max_prompts", limits.max_prompts)
         _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
         if count > 1:
             found = f"is {n} answers to each of {count} prompts"

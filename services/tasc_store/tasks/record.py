@@ -289,7 +289,7 @@ class TaskRecord:
         if self.calibrated_for != self.scoring_fingerprint:
             raise ValueError(
                 f"the calibration (label_temperature {self.label_temperature:g}) is for another "
-                "model, adapter, dtype, prompt or label set; unset label_temperature (with "
+                "model, adapter, dtype, prompt, label end or label set; unset it (with "
                 "--unset label_temperature), and run `tasc calibrate` again"
             )
 

@@ -56,9 +56,11 @@ def test_too_few_rows_are_refused():
         calibrated(rows_with(1.0, 49))
 
 
-def test_rows_that_are_all_right_determine_no_temperature():
+@pytest.mark.parametrize("right", [0, 1])
+@pytest.mark.parametrize("sure", [0.6, 1 - 1e-15])
+def test_rows_that_are_all_right_or_all_wrong_determine_no_temperature(right, sure):
     with pytest.raises(ValueError, match="do not determine"):
-        calibrated([Judged(np.log([0.6, 0.4]), 0)] * 60)
+        calibrated([Judged(np.log([sure, 1 - sure]), right)] * 60)
 
 
 @pytest.fixture(scope="module")
