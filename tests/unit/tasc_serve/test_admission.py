@@ -38,6 +38,9 @@ class Guides:
     def known(self, spec):
         return spec in self.kept
 
+    def prepare(self, spec):
+        self.of(spec)
+
     def of(self, spec, max_tokens=None):
         if spec not in self.kept:
             self.threads.append(threading.current_thread())

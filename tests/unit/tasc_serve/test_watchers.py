@@ -117,6 +117,10 @@ LIVE: dict[str, Any] = {
     "schema": "{}",
     "regex": "x",
     "draft": DraftSettings("tasc"),
+    "label_end": ",",
+    "abstain_below": 0.5,
+    "label_temperature": 1.5,
+    "calibrated_for": RECORD.scoring_fingerprint,
 }
 
 
@@ -132,10 +136,12 @@ def test_digest_changes_with_every_field_that_needs_another_engine(field: str) -
         "adapters": (("a", "b"),),
         "allow_special_tokens_in_input": True,
     }
-    changed = replace(RECORD, **{field: LIVE.get(field, others.get(field, "other"))})
+    before = replace(RECORD, calibrated_for=RECORD.scoring_fingerprint)
+    before = RECORD if field != "label_temperature" else before
+    changed = replace(before, **{field: LIVE.get(field, others.get(field, "other"))})
     assert changed != RECORD
     assert (engine_digest(changed) == engine_digest(RECORD)) == (field in LIVE)
-    assert fixed_changes(RECORD, changed) == ([] if field in LIVE else [field])
+    assert fixed_changes(before, changed) == ([] if field in LIVE else [field])
 
 
 def test_newest_readable_version_of_a_digest_is_served() -> None:
