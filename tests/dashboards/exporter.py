@@ -41,7 +41,7 @@ RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.0
 def classified(label: str, confidence: float, steps: int) -> GenerationResult:
     """The result of a classification; without a label it is an abstention."""
     logprobs = (math.log(confidence), math.log(1 - confidence))
-    scores = LabelScores(("first", "second"), (0, 1), logprobs, 0.0, 2)
+    scores = LabelScores(("first", "second"), (0, 1), logprobs, 0.0, 0.0, 2)
     acceptance = Acceptance((0,) * steps, (0,) * steps)
     return structs.replace(RESULT, text=label, acceptance=acceptance, scores=scores)
 

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -352,9 +353,11 @@ MANY = [str(number) for number in range(20_001)]
         *(({"labels": ["alarm", f"a{END}"], "end": end}, "labels", [END]) for end in ENDS),
         ({"labels": ["alarm"], "end": END}, "labels", [END]),
         ({"labels": ["alarm", "a\ud800"]}, "labels", [r"\ud800"]),
+        ({"end": "\udfff"}, "end", [r"\udfff"]),
+        ({"end": 3}, "end", ["3"]),
         ({"inputs": "a\ud800"}, "inputs", ["1"]),
-        *(({"tolerance": value}, "tolerance", [str(value)]) for value in (-0.1, 1.0, float("nan"))),
-        *(({"max_steps": value}, "max_steps", [str(value)]) for value in (0, 10_001)),
+        *(({"tolerance": value}, "tolerance", [str(value)]) for value in (-0.1, 1.0, np.nan, "x")),
+        *(({"max_steps": value}, "max_steps", [str(value)]) for value in (0, 10_001, 1.5)),
         ({"adapter": "unknown"}, "adapter", ["unknown"]),
     ],
 )  # fmt: skip
@@ -490,26 +493,36 @@ def test_scores_by_any_table_equal_those_of_all_labels_enumerated(
     assert found.unseen > 0 or not any(left_out)
 
 
-def test_labels_within_labels_count_as_often_as_they_are_nested() -> None:
-    """The chain of labels 1 to 1111 has a share that is nearly its number of labels."""
-    numbers = {(): {1: 0.7, 2: 0.3}, **{(1,) * n: {1: 0.99, 3: 0.01} for n in (1, 2, 3)}}
+def often_one(path: Tokens) -> Float64:
+    """Token 1 has most of the probability, and after the first token nearly all."""
+    most = 0.99 if path else 0.7
+    return np.log(np.where(np.arange(VOCAB) == 1, most, (1 - most) / (VOCAB - 1)))
 
-    def table(path: Tokens) -> Float64:
-        return np.log([numbers[path].get(token, 1e-9) for token in range(VOCAB)])
 
-    chain = [(1,) * n for n in (1, 2, 3, 4)]
-    labels, sequences = set_of([*chain, (2,)], ())
-    true = np.array([np.exp(logp_of(table, own[0])) for own in sequences])
+@pytest.mark.parametrize(
+    ("token_lists", "table", "temperature", "counted"),
+    [
+        ([(1,) * n for n in range(1, 5)], often_one, 1.0, "most_nested"),
+        ([(1, *own) for own in product((1, 2, 3), repeat=3)], flat_table(-2.1), 4.0, "ends_below"),
+    ],
+)
+def test_unseen_mass_counts_the_labels_below_a_prefix(
+    token_lists, table: Table, temperature: float, counted: str
+) -> None:
+    """Labels in other labels, and those that a temperature makes alike, exceed their prefix."""
+    labels, sequences = set_of([*token_lists, (2,)], ())
+    true = np.exp([logp_of(table, own[0]) / temperature for own in sequences])
     true /= true.sum()
 
     def furthest() -> float:
         """The greatest error, minus its limit."""
-        found = scored(labels, Scoring(max_steps=1), 0, table).scores()
-        assert len(found.labels) == 2
+        how = Scoring(max_steps=1, temperature=temperature)
+        found = scored(labels, how, 0, table).scores()
+        assert len(found.labels) < 3
         return float(np.abs(shares_of(found, labels) - true).max() - found.unseen)
 
-    assert furthest() < 0
-    vars(labels)["most_nested"] = np.minimum(labels.most_nested, 1)
+    assert furthest() <= 0
+    vars(labels)[counted] = np.ones_like(labels.label)
     assert furthest() > 0  # positive control
 
 
