@@ -88,8 +88,9 @@ class Sequence:
     @property
     def drafts(self) -> bool:
         """Whether drafts are allowed and may save a forward."""
-        if self.scorer is not None:  # it makes its later trees itself
-            return self.request.draft and not self.scorer.steps
+        if self.scorer is not None:  # it makes its later trees itself, and exact ones in order
+            exact = self.request.scoring is not None and self.request.scoring.exact
+            return self.request.draft and not exact and not self.scorer.steps
         guide = self.guide if self.forces else None
         return self.request.draft and (guide is None or guide.draftable)
 
