@@ -28,6 +28,7 @@ TASK = [
     ["generate", "nothing", "--input", "ROWS", "--output", "FOLDER/out.jsonl"],
     *([name, "nothing", "--output", "FOLDER/out"] for name in ("enrich", "finetune")),
     ["evaluate", "nothing", "--test", "ROWS"],
+    ["calibrate", "nothing", "--rows", "ROWS"],
     ["train-drafter", "nothing", "--kind", "eagle", "--output", "FOLDER/out"],
     ["rank-vocabulary", "nothing", "--from", "raw"],
     ["serve", "--config", "CONFIG"],
@@ -44,6 +45,7 @@ FILE = [
     ["tune", "t", "--step-cost", "nothing.json"],
     *([*command, *TRAIN, "--output", "FOLDER/out"] for command in (["enrich"], ["finetune", "t"])),
     ["evaluate", "t", "--test", "nothing.jsonl"],
+    ["calibrate", "t", "--rows", "nothing.jsonl"],
     ["train-drafter", "t", "--kind", "eagle", *TRAIN, "--output", "FOLDER/out"],
     ["rank-vocabulary", "t", "--from", "draft", "--answers", "nothing.jsonl"],
 ]

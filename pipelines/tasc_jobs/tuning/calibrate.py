@@ -12,7 +12,6 @@ from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.task_inputs import read_files
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.engine.calibration import MIN_ROWS, Calibration, Reliability, labels_of
-from tasc_runtime.llm import LLM
 from tasc_store import TaskStore
 
 _FOOTER = (
@@ -61,6 +60,8 @@ def calibrate_job(
     if len(outputs) < MIN_ROWS:
         given = f"{len(outputs)} rows are given"
         raise JobError(f"{given}; at least {MIN_ROWS} are needed: name more files by --rows")
+    from tasc_runtime.llm import LLM  # imports torch, after the checks
+
     llm = LLM.from_task(name, url, **engine)
     try:
         fit = llm.calibrate([(row.input, row.output) for row in found.rows], end=end)
