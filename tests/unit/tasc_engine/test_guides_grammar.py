@@ -601,7 +601,7 @@ def test_word_pieces_are_refused(folder: Path) -> None:
         (("choice", ("a",), "b"), ["choices", "text"]),
         (("regex",), ["regex", "text"]),
         (("regex", ("a",), "a"), ["regex"]),
-        (("yaml", (), "a"), ["yaml", "choice, json_schema, regex, grammar"]),
+        (("yaml", (), "a"), ["yaml", "choice, labels, json_schema, regex, grammar"]),
         (("choice", ("a", "b\ud800")), ["choice 1", r"'\ud800' at character 1"]),
         (("regex", (), "\udfff"), ["regex", r"'\udfff' at character 0"]),
         (("choice", ("a",) * 20_001), ["20001 choices", "20000"]),
