@@ -39,7 +39,7 @@ from tasc_engine.step.plan import Plan
 from tasc_engine.step.scheduler import Committed, Scheduler
 from tasc_engine.step.sequence import Sequence
 from tasc_engine.step.verify import Verification, Verified, Verifier
-from tasc_protocol import GuideSpec, Output, Request
+from tasc_protocol import GuideSpec, Output, Request, Scoring
 from tasc_text import TaskTokenizer
 
 Float32 = NDArray[np.float32]
@@ -171,7 +171,7 @@ class Engine(BatchEngine):
         scorer = None
         if request.scoring is not None and request.guide:
             labels = guide if isinstance(guide, LabelSet) else self.guides.labels(request.guide)
-            scorer, guide = self._scorer(request, labels), None
+            scorer, guide = self._scorer(request, request.scoring, labels), None
         elif isinstance(guide, LabelSet):
             raise ValueError(f"request {request.id}: labels guide no answer; set scoring")
         elif guide is None and request.guide:
@@ -183,11 +183,14 @@ class Engine(BatchEngine):
         adapter = self._target.adapter_number(request.adapter)
         self.scheduler.submit(Sequence(request, self._tokenizer, guide, adapter, scorer))
 
-    def _scorer(self, request: Request, labels: LabelSet) -> LabelScorer:
+    def _scorer(self, request: Request, how: Scoring, labels: LabelSet) -> LabelScorer:
         needed = len(request.prompt_ids) + labels.slots(self.config.max_draft_tokens)
-        if needed > self.longest or request.scoring is None:
-            raise RequestTooLong(f"scoring needs {needed} tokens; a row holds {self.longest}")
-        return LabelScorer(labels, request.scoring, self.config.max_draft_tokens)
+        if needed > self.longest:
+            raise RequestTooLong(
+                f"scoring the labels behind this prompt takes {needed} tokens; a row holds at most "
+                f"{self.longest} (max_model_len, kv_cache_bytes); shorten the prompt or the labels"
+            )
+        return LabelScorer(labels, how, self.config.max_draft_tokens)
 
     @property
     def rules_compiled(self) -> bool:

@@ -16,7 +16,7 @@ MOST_LOGPROBS = 20  # maximum alternatives reported for each token
 MOST_CHOICES = 20_000  # maximum choices of one guide
 MOST_CHOICE_BYTES = 2_000_000  # maximum size of one guide's choices together, in UTF-8
 MOST_PROBABILITIES = 200_000  # of one response without ``top_k``; about 4 MB of JSON
-MOST_TREE_STEPS = 10_000  # maximum forwards for the labels of one row, unless all are scored
+MOST_SCORING_STEPS = 10_000  # maximum forwards for the labels of one row, unless all are scored
 MOST_GUIDE_BYTES = 64 * 1024  # maximum size of a JSON schema, a regular expression or a grammar
 _OWN = {
     "choice": "choices",
@@ -156,8 +156,8 @@ class Scoring:
         if not _is_number(self.tolerance) or not 0 <= self.tolerance < 1:
             message = f"tolerance is {self.tolerance!r:.80}; it is at least 0 and below 1"
             raise FieldError("tolerance", message)
-        if type(self.max_steps) is not int or not 1 <= self.max_steps <= MOST_TREE_STEPS:
-            message = f"max_steps is {self.max_steps!r:.80}; it goes from 1 to {MOST_TREE_STEPS}"
+        if type(self.max_steps) is not int or not 1 <= self.max_steps <= MOST_SCORING_STEPS:
+            message = f"max_steps is {self.max_steps!r:.80}; it goes from 1 to {MOST_SCORING_STEPS}"
             raise FieldError("max_steps", message)
         if self.top_k is not None and self.top_k < 1:
             raise FieldError("top_k", f"top_k is {self.top_k}; it is at least 1")

@@ -650,17 +650,7 @@ class LLM:
             )
         if prior not in ("uniform", "empty"):
             raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
-        guide = None
-        if labels is not None:
-            texts = _items("labels", labels, "labels", "a list of texts")
-            if wrong := [text for text in texts if not isinstance(text, str)]:
-                raise FieldError("labels", f"labels has {wrong[0]!r:.80}; give texts")
-            if not texts:
-                raise FieldError("labels", "labels is empty; give at least one")
-            try:
-                guide = GuideSpec("choice", tuple(texts), field="labels")
-            except ValueError as error:
-                raise FieldError("labels", f"labels: {error}") from error
+        guide = None if labels is None else _label_guide(labels)
         if not isinstance(end, str | None):
             raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
         texts, divides = _listed(inputs), prior == "empty"
@@ -676,9 +666,9 @@ class LLM:
             try:
                 requests.insert(0, self._request(len(texts), "", shared))
             except FieldError as error:
-                raise FieldError(
-                    "prior", f"prior is empty, and so is the prompt: {error}"
-                ) from error
+                reason = str(error).rpartition(": ")[2]
+                message = f"prior is empty, and an empty input cannot be scored: {reason}"
+                raise FieldError("prior", message) from error
         found = self._run(requests, "classified", progress)
         results = found.in_order
         if divides and requests[0].id in found.results:
@@ -975,6 +965,19 @@ class _Found:
         return [self.results[id] for id in self.ids if id in self.results]
 
 
+def _label_guide(labels: Sequence[str]) -> GuideSpec:
+    """Makes the guide of a call's own labels; raises FieldError if they cannot be labels."""
+    texts = _items("labels", labels, "labels", "a list of texts")
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise FieldError("labels", f"labels has {wrong[0]!r:.80}; give texts")
+    if not texts:
+        raise FieldError("labels", "labels is empty; give at least one")
+    try:
+        return GuideSpec("choice", tuple(texts), field="labels")
+    except ValueError as error:
+        raise FieldError("labels", f"labels: {error}") from error
+
+
 def _divided(result: GenerationResult, empty: GenerationResult, below: float) -> GenerationResult:
     """Divides the probabilities of all labels by those for an empty input."""
     if not (result.scores and empty.scores):
@@ -988,7 +991,10 @@ def _divided(result: GenerationResult, empty: GenerationResult, below: float) ->
     logprobs, numbers, labels = zip(*sorted(rows, reverse=True), strict=True)
     numbers = tuple(-at for at in numbers)
     total = float(np.logaddexp.reduce(logprobs))
-    scores = structs.replace(scores, labels=labels, numbers=numbers, logprobs=logprobs, total=total)
+    # A temperature was fitted for probabilities that were not divided.
+    scores = structs.replace(
+        scores, labels=labels, numbers=numbers, logprobs=logprobs, total=total, temperature=1.0
+    )
     text = labels[0] if scores.probabilities[0] >= below else ""
     return structs.replace(result, text=text, scores=scores)
 

@@ -145,12 +145,8 @@ def generate(
     rejects = reject or reject_file(output)
     check_places(given, output, rejects)
     require_files(answers.choices, answers.schema)
-    if probabilities and logprobs is not None:
-        raise UsageError("--probabilities and --logprobs exclude each other; give one of them")
-    if probabilities and dry_run:
-        raise UsageError("--dry-run compares drafts, which --probabilities does not need; drop it")
-    if probabilities and pool.backend == "vllm":
-        raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
+    if probabilities:
+        _require_scoring(logprobs, dry_run, pool)
     with store.open(task) as url:
         from tasc_protocol import Request, Scoring
         from tasc_runtime.engine_settings import EngineSettings
@@ -191,6 +187,16 @@ def generate(
                     url, task, given, output, draft=draft, progress=progress, **job
                 )
     _print(report, rejects, as_json)
+
+
+def _require_scoring(logprobs: int | None, dry_run: bool, pool: PoolOptions) -> None:
+    """Raises UsageError if an option contradicts --probabilities."""
+    if logprobs is not None:
+        raise UsageError("--probabilities and --logprobs exclude each other; give one of them")
+    if dry_run:
+        raise UsageError("--dry-run compares drafts, which --probabilities does not use; drop it")
+    if pool.backend == "vllm":
+        raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
 
 
 def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Limits answers to given choices, a JSON schema, a regular expression or a grammar."""
+"""Limits answers to choices, a JSON schema, a regular expression or a grammar; scores labels."""
 
 from typing import TypeAlias
 
@@ -7,7 +7,7 @@ from tasc_engine.guided.following import Guide, Guided, follow
 from tasc_engine.guided.scoring import LabelScorer, LabelSet
 
 Guidance: TypeAlias = Guide | LabelSet
-"""What is compiled for a request before the engine gets it."""
+"""A compiled guide, or compiled labels."""
 
 __all__ = [
     "Guidance",

@@ -317,7 +317,7 @@ class LabelScorer:
 
 @dataclass(frozen=True)
 class _Nodes:
-    """What is known of a trie's nodes for one prompt.
+    """The state of a trie's nodes for one prompt.
 
     Attributes:
         logp: ``float64[nodes]``, the log-probability of each prefix; NaN if it is unknown.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from tasc_protocol import FieldError, GenerationResult, GuideSpec, Request, Scoring, Whole
-from tasc_protocol.request import MOST_CHOICES, MOST_TREE_STEPS
+from tasc_protocol.request import MOST_CHOICES, MOST_SCORING_STEPS
 from tasc_runtime.sampling_options import Number
 from tasc_serve.http.schemas import HarmlessFields
 from tasc_serve.http_errors import ApiError
@@ -48,7 +48,7 @@ class ClassifyRequest(HarmlessFields):
         Scoring.tolerance,
         description="extension: without exact, the share of all labels that may be left out",
     )
-    max_steps: Annotated[int, Field(ge=1, le=MOST_TREE_STEPS)] = Field(
+    max_steps: Annotated[int, Field(ge=1, le=MOST_SCORING_STEPS)] = Field(
         Scoring.max_steps, description="extension: without exact, maximum forward passes of a text"
     )
     top_k: Annotated[int, Field(ge=1)] | None = Field(

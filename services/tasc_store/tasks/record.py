@@ -275,7 +275,6 @@ class TaskRecord:
             raise ValueError(
                 f"allow_special_tokens_in_input is {spells!r:.80}; it must be true or false"
             )
-
         self._check_scoring()
 
     def _check_scoring(self) -> None:

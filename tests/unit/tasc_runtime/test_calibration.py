@@ -66,7 +66,9 @@ def test_rows_that_are_all_right_or_all_wrong_determine_no_temperature(right, su
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
     folder = tiny.make_folder(tmp_path_factory.mktemp("calibrated"), sharpness=1.0)
-    return LLM(folder, choices=CHOICES, dtype="float64", cost_aware=False, max_model_len=256)
+    prompt = "say {input} now"
+    sizes = {"dtype": "float64", "cost_aware": False, "max_model_len": 256}
+    return LLM(folder, choices=CHOICES, template=prompt, **sizes)
 
 
 def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path):
@@ -89,6 +91,11 @@ def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path)
         for label in CHOICES:
             share = one.probabilities.get(label, 0.0)
             assert abs(share - exact.probabilities[label]) <= one.unseen_mass + 1e-9
+    divided = llm.classify(texts[:4], prior="empty")  # without the temperature
+    own = llm.classify(texts[:4], CHOICES, prior="empty")
+    for one, other in zip(divided, own, strict=True):
+        assert sum(one.probabilities.values()) == pytest.approx(1)
+        assert dict(one.probabilities) == pytest.approx(dict(other.probabilities))
     llm.save(tmp_path / "task")
     again = LLM.load(tmp_path / "task").classify(texts, exact=True)
     assert [one.probability for one in again] == [one.probability for one in after]
