@@ -190,6 +190,8 @@ class Engine(BatchEngine):
                 f"scoring the labels behind this prompt takes {needed} tokens; a row holds at most "
                 f"{self.longest} (max_model_len, kv_cache_bytes); shorten the prompt or the labels"
             )
+        if how.biases and len(how.biases) != len(labels.texts):
+            raise ValueError(f"{len(how.biases)} biases are given for {len(labels.texts)} labels")
         return LabelScorer(labels, how, self.config.max_draft_tokens)
 
     @property

@@ -103,10 +103,14 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
             in the target's own distribution; without the tokens with which all choices begin, whose
             probability is the same for all.
         total: Natural logarithm of the sum for all scored choices, also those that ``top_k`` left
-            out, with ``temperature``.
+            out, with ``temperature`` and ``biases``.
         unseen: Upper limit of the share of all choices that the choices that were not scored have.
         count: Number of all choices.
         temperature: Divisor of ``logprobs`` for ``probabilities``; 1 unless they are calibrated.
+        biases: Added to the quotient of each of ``labels`` for ``probabilities``; empty unless they
+            are calibrated with biases.
+        mass: Sum of the probabilities of the scored choices in the target's own distribution; None
+            unless `Scoring.mass` is set.
     """
 
     labels: tuple[str, ...]
@@ -116,6 +120,8 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
     unseen: float
     count: int
     temperature: float = 1.0
+    biases: tuple[float, ...] = ()
+    mass: float | None = None
 
     @property
     def probabilities(self) -> list[float]:
@@ -123,7 +129,8 @@ class LabelScores(msgspec.Struct, frozen=True, array_like=True):
 
         The true share, among all choices, differs by at most ``unseen``.
         """
-        return [math.exp(each / self.temperature - self.total) for each in self.logprobs]
+        pairs = zip(self.logprobs, self.biases or (0.0,) * len(self.logprobs), strict=True)
+        return [math.exp(each / self.temperature + bias - self.total) for each, bias in pairs]
 
 
 class GenerationResult(msgspec.Struct, frozen=True, array_like=True):

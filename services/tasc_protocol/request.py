@@ -137,6 +137,12 @@ class Scoring:
             the task's value.
         top_k: Number of likeliest choices to report; None: all that were scored.
         temperature: Divisor of log-probabilities, which calibrates them; filled in by a replica.
+        biases: Added to the quotient of each choice, which calibrates it; empty: nothing is added;
+            filled in by a replica.
+        abstain_label: The answer if no choice is probable enough; None: the task's value, else an
+            empty one.
+        mass: Whether `LabelScores.mass` is computed. The tokens with which all choices begin are
+            then scored, too.
 
     Raises:
         FieldError: A value is out of its range.
@@ -149,6 +155,9 @@ class Scoring:
     abstain_below: float | None = None
     top_k: int | None = None
     temperature: float = 1.0
+    biases: tuple[float, ...] = ()
+    abstain_label: str | None = None
+    mass: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.exact, bool):

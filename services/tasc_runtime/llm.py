@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from inspect import getfullargspec
-from math import inf
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from msgspec import structs
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tasc_draft import SOURCES, DraftIndex, DraftSettings
@@ -37,11 +37,11 @@ from tasc_engine import (
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
 from tasc_engine.model.loading import Quantization
-from tasc_protocol import FieldError, Scoring, TokenText
+from tasc_protocol import FieldError, LabelScores, Scoring, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.calibration import Calibration, Judged, calibrated, labels_of
+from tasc_runtime.engine.calibration import Calibration, Prior, Scored, calibrated, labels_of
 from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -595,7 +595,8 @@ class LLM:
         tolerance: float = Scoring.tolerance,
         max_steps: int = Scoring.max_steps,
         abstain_below: float | None = None,
-        prior: Literal["uniform", "empty"] = "uniform",
+        abstain_label: str | None = None,
+        prior: Prior = "uniform",
         multi: bool = False,
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
@@ -623,10 +624,12 @@ class LLM:
             max_steps: Without ``exact``, the maximum number of forward passes for one input, after
                 which ``unseen_mass`` may exceed ``tolerance``.
             abstain_below: The probability of the likeliest label below which there is no label.
+            abstain_label: The label in place of none.
             prior: With ``empty``, probabilities are divided by those that the model gives for an
-                empty input, and every label is scored. This helps models that were not fine-tuned,
-                which prefer some labels whatever the input is (contextual calibration: Zhao et al.
-                2021, arXiv 2102.09690).
+                empty input, and a fitted calibration is not used. This helps models that were not
+                fine-tuned, which prefer some labels whatever the input is (contextual calibration:
+                Zhao et al. 2021, arXiv 2102.09690). Each call scores every label of the empty input
+                once; `calibrate` with a prior keeps the result.
             multi: Several labels at once are refused; see the error.
             adapter: The name of an adapter.
             truncate_prompt_tokens: Number of last prompt tokens to keep; -1: as many as there is
@@ -648,45 +651,65 @@ class LLM:
                 'to 1. Call classify with labels such as ["yes", "no"] once for each label, with '
                 "prompts that ask for it; or let a model generate the list of labels",
             )
-        if prior not in ("uniform", "empty"):
-            raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
         guide = None if labels is None else _label_guide(labels)
         if not isinstance(end, str | None):
             raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
-        texts, divides = _listed(inputs), prior == "empty"
-        how = Scoring(end, exact or divides, tolerance, max_steps, abstain_below)
+        texts = _listed(inputs)
+        how = Scoring(end, exact, tolerance, max_steps, abstain_below, abstain_label=abstain_label)
         shared = Request(
             guide=guide,
             scoring=how,
             adapter=adapter,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
+        if (base := self._prior(prior, shared)) is not None:
+            how = replace(how, biases=tuple((-base).tolist()))
+            shared = structs.replace(shared, scoring=how)
         requests = [self._request(i, given, shared) for i, given in enumerate(texts)]
-        if divides:
-            try:
-                requests.insert(0, self._request(len(texts), "", shared))
-            except FieldError as error:
-                reason = str(error).rpartition(": ")[2]
-                message = f"prior is empty, and an empty input cannot be scored: {reason}"
-                raise FieldError("prior", message) from error
         found = self._run(requests, "classified", progress)
-        results = found.in_order
-        if divides and requests[0].id in found.results:
-            below = self.record.abstain_below if abstain_below is None else abstain_below
-            results = [_divided(result, results[0], below or 0.0) for result in results[1:]]
-        elif divides:
-            results = []
-        classified = Classifications(map(_classification, results))
+        classified = Classifications(map(_classification, found.in_order))
         classified.interrupted = found.interrupted
         return classified
 
+    def _prior(self, prior: Prior, shared: Request) -> NDArray[np.float64] | None:
+        """Returns ``float64[labels]``, log-probabilities behind an empty input; None if uniform.
+
+        Raises:
+            FieldError: The prior is unknown, or the empty input cannot be scored.
+        """
+        if prior == "uniform":
+            return None
+        if prior != "empty":
+            raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
+        end = shared.scoring.end if shared.scoring else None
+        asked = structs.replace(shared, scoring=Scoring(end, exact=True))
+        try:
+            (result,) = self._run([self._request(0, "", asked)], "prior", False).in_order or (None,)
+        except FieldError as error:
+            reason = str(error).rpartition(": ")[2]
+            message = f"prior is empty, and an empty input cannot be scored: {reason}"
+            raise FieldError("prior", message) from error
+        if result is None:
+            raise KeyboardInterrupt
+        if result.scores is None:
+            raise FieldError("prior", f"prior is empty: {result.error}")
+        found = np.empty(result.scores.count)
+        found[list(result.scores.numbers)] = result.scores.logprobs
+        return found
+
     def calibrate(
-        self, rows: Corpus, *, end: str | None = None, progress: bool | None = None
+        self,
+        rows: Corpus,
+        *,
+        end: str | None = None,
+        prior: Prior = "uniform",
+        progress: bool | None = None,
     ) -> Calibration:
         """Fits a temperature, so that probabilities of the task's choices can be trusted.
 
         From now on, `classify` without ``labels`` divides log-probabilities by the temperature, and
-        `save` keeps it. It is only for this model, adapter, dtype, prompt and these choices.
+        `save` keeps it. It is only for this model, adapter, dtype, prompt and these choices. Biases
+        of the choices are fitted, too, if they help rows that were not fitted on.
 
         ```python
         llm = LLM("./my-model", choices=["alarm", "music", "news"])
@@ -697,36 +720,41 @@ class LLM:
             rows: Rows that the model was not trained with, in any form of a corpus. Each output is
                 one of the choices, or begins with a choice and ``end``.
             end: See `classify`; the task keeps it.
+            prior: See `classify`; the task keeps it as biases.
             progress: See `generate`.
 
         Raises:
-            FieldError: The task has no choices, or an output is none of them.
+            FieldError: The task has no choices, an output is none of them, or see ``prior``.
             ValueError: There are too few rows, a row cannot be scored, or the rows do not determine
                 a temperature.
             KeyboardInterrupt: Ctrl-C was pressed; nothing changes.
         """
         end = self.record.label_end if end is None else end
-        record = replace(self.record, label_end=end, label_temperature=None, calibrated_for=None)
+        record = replace(self.record, label_end=end, label_temperature=None)
         if not record.choices:
             raise FieldError("labels", "the task has no choices to calibrate; give choices")
         listed = list(rows_of(rows))
         labels = labels_of([row.output for row in listed], record.choices, end)
         # Every label is scored, since a fit without the right label would trust wrong ones.
         how = Scoring(end, exact=True)
-        guide = GuideSpec("choice", record.choices, field="labels")  # no temperature is applied
-        shared = Request(guide=guide, scoring=how)
+        shared = Request(scoring=how)
+        base = self._prior(prior, shared)
         requests = [self._request(i, row.input, shared) for i, row in enumerate(listed)]
         found = self._run(requests, "scored", progress)
         if found.interrupted:
             raise KeyboardInterrupt
-        judged = list[Judged]()
-        for at, (result, label) in enumerate(zip(found.in_order, labels, strict=True)):
+        scores = list[LabelScores]()
+        for at, result in enumerate(found.in_order):
             if result.scores is None:
                 raise ValueError(f"row {at} cannot be scored: {result.error}; leave it out")
-            judged.append(Judged.of(result.scores, label))
-        fit = calibrated(judged)
-        fingerprint = record.scoring_fingerprint
-        record = replace(record, label_temperature=fit.temperature, calibrated_for=fingerprint)
+            scores.append(result.scores)
+        fit = calibrated(Scored.of(scores, labels), base)
+        record = replace(
+            record,
+            label_temperature=fit.temperature,
+            label_biases=fit.biases,
+            calibrated_for=record.scoring_fingerprint,
+        )
         with self._running():
             self._builder.take(record, self._builder.record_version + 1)
         return fit
@@ -976,27 +1004,6 @@ def _label_guide(labels: Sequence[str]) -> GuideSpec:
         return GuideSpec("choice", tuple(texts), field="labels")
     except ValueError as error:
         raise FieldError("labels", f"labels: {error}") from error
-
-
-def _divided(result: GenerationResult, empty: GenerationResult, below: float) -> GenerationResult:
-    """Divides the probabilities of all labels by those for an empty input."""
-    if not (result.scores and empty.scores):
-        return structs.replace(result, scores=None, text="", error=result.error or empty.error)
-    own = dict(zip(empty.scores.labels, empty.scores.logprobs, strict=True))
-    scores = result.scores
-    rows = [
-        (logprob - own[label] if own[label] > -inf else -inf, -at, label)
-        for label, at, logprob in zip(scores.labels, scores.numbers, scores.logprobs, strict=True)
-    ]
-    logprobs, numbers, labels = zip(*sorted(rows, reverse=True), strict=True)
-    numbers = tuple(-at for at in numbers)
-    total = float(np.logaddexp.reduce(logprobs))
-    # A temperature was fitted for probabilities that were not divided.
-    scores = structs.replace(
-        scores, labels=labels, numbers=numbers, logprobs=logprobs, total=total, temperature=1.0
-    )
-    text = labels[0] if scores.probabilities[0] >= below else ""
-    return structs.replace(result, text=text, scores=scores)
 
 
 def _classification(result: GenerationResult) -> Classification:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -185,6 +185,13 @@ def calibrate(
             show_default="the task's, else end of sequence",
         ),
     ] = None,
+    prior: Annotated[
+        Literal["uniform", "empty"],
+        typer.Option(
+            help="empty: divide probabilities by those behind an empty input; for models that were "
+            "not fine-tuned."
+        ),
+    ] = "uniform",
     device: Device = "auto",
     report: Report = None,
     row: RowIdOptions,
@@ -194,14 +201,17 @@ def calibrate(
     """Make the probabilities of TASK's labels match how often the labels are right.
 
     Each output is one of the task's labels, or begins with a label and --label-end. The task keeps
-    the fitted temperature, and replicas use it at once. It is only for this model, adapter, dtype,
-    prompt and set of labels: changes of these are refused until it is unset. The report shows which
-    threshold (abstain_below) gives which share of right labels.
+    the fitted temperature, and biases of labels if they help rows that were not fitted on. Replicas
+    use both at once. They are only for this model, adapter, dtype, prompt and set of labels:
+    changes of these are refused until the temperature is unset. The report shows which threshold
+    (abstain_below) gives which share of right labels.
     """
     from tasc_jobs.tuning.calibrate import calibrate_job
 
     require_files(*rows)
     check_report(report)
     with store.open(task) as url:
-        figures, page = calibrate_job(connect(url), url, task, rows, row.fields, end, device=device)
+        figures, page = calibrate_job(
+            connect(url), url, task, rows, row.fields, end, prior, device=device
+        )
     show(page, figures, report, as_json)

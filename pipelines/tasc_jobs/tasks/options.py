@@ -162,6 +162,9 @@ class TaskOptions(AnswerOptions, PromptOptions):
             "Probability of the likeliest label below which a classification has no label.", "0"
         ),
     ] = None
+    abstain_label: Annotated[
+        str | None, _answers("Label of a classification below --abstain-below.", "none")
+    ] = None
     mixture: Annotated[
         str | None,
         _drafting(f"{', '.join(MIXTURES)}; see `tasc replay --help`.", DraftSettings.mixture),

@@ -313,6 +313,20 @@ def check_guide(guide: GuideSpec, option: str, record: TaskRecord, model: BaseMo
         raise UsageError(f"{option}: {error}") from error
 
 
+def _check_label_end(record: TaskRecord, model: BaseModel) -> None:
+    if (end := record.label_end) is None:
+        return
+    from tasc_engine.guided import Guides  # imports torch
+
+    try:  # the choices themselves were checked before
+        labels = GuideSpec("labels", record.choices or (_TEXT,), end=end)
+        Guides(model.tokenizer, model.vocab_size).labels(labels)
+    except ValueError as error:
+        reason = str(error).rpartition("; ")[0]
+        way_out = "give another, or leave it out (--unset label_end) for an end of sequence"
+        raise UsageError(f"--label-end is {end!r:.100}, but {reason}; {way_out}") from error
+
+
 _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
     _check_quantization,
     _check_length,
@@ -321,6 +335,7 @@ _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
     _check_adapters,
     check_drafter,
     _check_guide,
+    _check_label_end,
 )
 
 

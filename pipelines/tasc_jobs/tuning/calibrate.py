@@ -1,6 +1,6 @@
 """Calibrates the probabilities of a task's labels on held-out rows, and makes the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.task_inputs import read_files
 from tasc_runtime.data.rows import Fields
-from tasc_runtime.engine.calibration import MIN_ROWS, Calibration, Reliability, labels_of
+from tasc_runtime.engine.calibration import MIN_ROWS, Calibration, Prior, Reliability, labels_of
 from tasc_store import TaskStore
 
-_FOOTER = (
+TERMS = (
     "Calibration error: mean difference between the probability of the answered label and the "
     "share of right labels, over 15 intervals of the probability. Brier score: sum over labels of "
-    "squared differences from 1 for the right label and from 0 for others. The figures after "
-    "calibration are for rows on which the temperature was not fitted (two halves, in turn)."
+    "squared differences from 1 for the right label and from 0 for others."
+)
+_FOOTER = (
+    f"{TERMS} The figures after calibration are for rows on which it was not fitted (two halves, "
+    "in turn)."
 )
 
 
@@ -29,12 +32,13 @@ def calibrate_job(
     files: Sequence[Path],
     fields: Fields,
     end: str | None,
+    prior: Prior = "uniform",
     **engine: Any,
 ) -> tuple[dict[str, Any], ReportDocument]:
     """Fits a task's temperature, and keeps it in a new version of the task's record.
 
     Args:
-        end: See `LLM.classify`; the record keeps it.
+        end, prior: See `LLM.calibrate`; the record keeps them.
         engine: Fields of `EngineSettings`.
 
     Returns:
@@ -64,7 +68,7 @@ def calibrate_job(
 
     llm = LLM.from_task(name, url, **engine)
     try:
-        fit = llm.calibrate([(row.input, row.output) for row in found.rows], end=end)
+        fit = llm.calibrate([(row.input, row.output) for row in found.rows], end=end, prior=prior)
     except ValueError as error:
         raise JobError(str(error)) from error
     fitted = llm.record
@@ -73,6 +77,7 @@ def calibrate_job(
             before,
             label_end=fitted.label_end,
             label_temperature=fitted.label_temperature,
+            label_biases=fitted.label_biases,
             calibrated_for=fitted.calibrated_for,
         )
     except ValueError as error:
@@ -85,49 +90,49 @@ def calibrate_job(
 def _page(name: str, version: int, refused: int, fit: Calibration) -> ReportDocument:
     lines = [
         f"Version {version} of task {name} divides log-probabilities of labels by "
-        f"{fit.temperature:.3f}, fitted on {fit.rows:,} rows.",
+        f"{fit.temperature:.3f}{' and adds a bias to each' * bool(fit.biases)}, fitted on "
+        f"{fit.rows:,} rows.",
         "With abstain_below, a classification has no label if the likeliest is less probable; the "
         "second table shows what a threshold leaves, and how much of that is right.",
     ]
     if refused:
         lines.append(f"{refused} lines were refused.")
-    sides = (("before", fit.before), ("after", fit.after))
-    quality = Table.of("reliability", [_row(side, found) for side, found in sides])
+    tables, plots = reliability_parts({"before": fit.before, "after": fit.after})
+    title = f"Calibration of {name}"
+    return ReportDocument(title, tuple(lines), tables, plots, _FOOTER)
+
+
+def reliability_parts(
+    sides: Mapping[str, Reliability],
+) -> tuple[tuple[Table, ...], tuple[Lines, ...]]:
+    """Returns tables and plots of named reliabilities; thresholds are those of the last one."""
+    last, shown = list(sides.items())[-1]
+    quality = Table.of("Reliability of the probabilities", map(_row, sides, sides.values()))
     thresholds = Table.of(
-        "thresholds",
-        [
+        f"Thresholds, {last}",
+        (
             {
                 "abstain below": f"{each.threshold:g}",
                 "answered": f"{each.coverage:.1%}",
                 "right": "-" if each.accuracy is None else f"{each.accuracy:.1%}",
             }
-            for each in fit.after.thresholds
-        ],
+            for each in shown.thresholds
+        ),
     )
-    diagonal = Curve("equal", (0, 1), (0, 1))
     reliability = Lines(
         "Right labels by probability",
         "mean probability of the label",
         "share of right labels",
-        (*(_curve(side, found) for side, found in sides), diagonal),
+        (*map(_curve, sides, sides.values()), Curve("equal", (0, 1), (0, 1))),
     )
-    answered = [each for each in fit.after.thresholds if each.accuracy is not None]
+    answered = [(at.coverage, at.accuracy) for at in shown.thresholds if at.accuracy is not None]
     coverage = Lines(
         "Right labels by answered rows",
         "share of rows with a label",
         "share of right labels",
-        (
-            Curve(
-                "after",
-                [each.coverage for each in answered],
-                [each.accuracy or 0.0 for each in answered],
-            ),
-        ),
+        (Curve(last, [x for x, _ in answered], [y for _, y in answered]),),
     )
-    title = f"Calibration of {name}"
-    return ReportDocument(
-        title, tuple(lines), (quality, thresholds), (reliability, coverage), _FOOTER
-    )
+    return (quality, thresholds), (reliability, coverage)
 
 
 def _row(side: str, found: Reliability) -> dict[str, str]:

@@ -156,6 +156,7 @@ class LabelScorer:
 
     Attributes:
         path: ``int32[*]``, the tokens between the prompt and the next tree.
+        stem: The node before the first tree: the trie's, or the root if all mass is asked for.
         done: Whether no further forward is needed.
         error: The reason why scoring cannot go on; empty if it can.
         steps: Number of forwards so far.
@@ -163,11 +164,12 @@ class LabelScorer:
 
     def __init__(self, labels: LabelSet, how: Scoring, max_nodes: int) -> None:
         self.labels, self._how, self._max_nodes = labels, how, max_nodes
-        self.path, self.done, self.error, self.steps = labels.path(labels.stem), False, "", 0
-        self._base = labels.stem  # the node before the tree
+        self.stem = 0 if how.mass else labels.stem
+        self.path, self.done, self.error, self.steps = labels.path(self.stem), False, "", 0
+        self._base = self.stem  # the node before the tree
         self._next = 0  # the place in `preorder`
         self._tree = self._new = self._children = self._seeds = _NONE
-        self._frontier = np.full(1, labels.stem, np.int32)
+        self._frontier = np.full(1, self.stem, np.int32)
         self._total, self._unseen = 0.0, 1.0
         self._nodes: _Nodes | None = None  # not while the request waits
 
@@ -198,7 +200,7 @@ class LabelScorer:
         else:
             seeds, guesses = self._seeds, state.logp[self._seeds]
             if not self.steps:
-                seeds = _followed(trie.token, trie.first, labels.stem, tokens, parents)
+                seeds = _followed(trie.token, trie.first, self.stem, tokens, parents)
                 guesses = logp[seeds >= 0].astype(np.float64)
                 seeds = seeds[seeds >= 0]
             min_guess = np.log(_LEAST_SHARE) + self._total
@@ -258,7 +260,8 @@ class LabelScorer:
         # (Hölder), and of at most s^p, if p > 1.
         power = 1 / how.temperature
         limits = power * limits + max(1 - power, 0) * np.log(labels.ends_below[frontier])
-        found = power * found
+        limits += state.most_bias[frontier]
+        found = power * found + state.biases[state.found > -np.inf]
         top = max(found.max(initial=-np.inf), limits.max(initial=-np.inf))
         unseen, seen = np.exp(limits - top), float(np.exp(found - top).sum())
         total = seen + float(unseen.sum())
@@ -282,34 +285,37 @@ class LabelScorer:
     @property
     def _state(self) -> "_Nodes":
         if self._nodes is None:
-            self._nodes = _Nodes.of(self.labels)
+            self._nodes = _Nodes.of(self.labels, self.stem, self._how.biases)
         return self._nodes
 
     def answer(self, scores: LabelScores) -> str:
-        """The likeliest label; empty if it is surely less probable than an answer may be."""
+        """The likeliest label, or another answer if that is less probable than it must be."""
         sure = scores.probabilities[0] * (1 - scores.unseen) >= (self._how.abstain_below or 0)
-        return scores.labels[0] if sure else ""
+        return scores.labels[0] if sure else self._how.abstain_label or ""
 
     def scores(self) -> LabelScores:
         """The labels that were scored so far."""
-        found, texts = self._state.found, self.labels.texts
-        scored = np.arange(len(found)) if self._how.exact else np.flatnonzero(found > -np.inf)
-        order = scored[np.argsort(-found[scored], kind="stable")][: self._how.top_k]
-        total = np.logaddexp.reduce(found[scored] / self._how.temperature)
+        found, texts, how = self._state.found, self.labels.texts, self._how
+        scored = np.arange(len(found)) if how.exact else np.flatnonzero(found > -np.inf)
+        scaled = found[scored] / how.temperature + self._state.biases[scored]
+        order = scored[np.argsort(-scaled, kind="stable")][: how.top_k]
+        mass = min(float(np.exp(np.logaddexp.reduce(found[scored]))), 1.0) if how.mass else None
         return LabelScores(
             labels=tuple(texts[at] for at in order),
             numbers=tuple(order.tolist()),
             logprobs=tuple(found[order].tolist()),
-            total=float(total),
-            unseen=0.0 if self._how.exact else self._unseen,
+            total=float(np.logaddexp.reduce(scaled)),
+            unseen=0.0 if how.exact else self._unseen,
             count=len(texts),
-            temperature=self._how.temperature,
+            temperature=how.temperature,
+            biases=tuple(self._state.biases[order].tolist()) if how.biases else (),
+            mass=mass,
         )
 
     def _move_to(self, node: int) -> None:
         """Sets `path` so that the next tree has room for the way to a node."""
         labels, depth = self.labels, self.labels.depth
-        highest = max(depth[labels.stem], depth[node] - self._max_nodes // 2)
+        highest = max(depth[self.stem], depth[node] - self._max_nodes // 2)
         while depth[node] > highest:
             node = int(labels.parent[node])
         self._base, self.path = node, labels.path(node)
@@ -324,28 +330,37 @@ class _Nodes:
         expanded: ``bool[nodes]``, whether the children's are known.
         place: ``int32[nodes]``, scratch memory, -1 between uses.
         found: ``float64[labels]``, the log-probability of each label; -inf if it is unknown.
+        biases: ``float64[labels]``, see `Scoring`.
+        most_bias: ``float64[nodes]``, the greatest bias of a label at or below a node.
     """
 
     logp: Float64
     expanded: NDArray[np.bool_]
     place: Int32
     found: Float64
+    biases: Float64
+    most_bias: Float64
 
     @classmethod
-    def of(cls, labels: LabelSet) -> "_Nodes":
+    def of(cls, labels: LabelSet, stem: int, biases: Sequence[float]) -> "_Nodes":
         nodes = len(labels.label)
         logp, expanded = np.full(nodes, np.nan), np.zeros(nodes, bool)
-        logp[labels.stem] = 0.0
-        expanded[: labels.stem] = True  # the root, and the only node of each level
+        logp[stem] = 0.0
+        expanded[:stem] = True  # the root, and the only node of each level
         found = np.full(len(labels.texts), -np.inf)
-        return cls(logp, expanded, np.full(nodes, -1, np.int32), found)
+        own, most = np.zeros(len(labels.texts)), np.zeros(nodes)
+        if biases:
+            own = np.array(biases)
+            _raise(labels.parent, labels.label, own, most)
+        return cls(logp, expanded, np.full(nodes, -1, np.int32), found, own, most)
 
 
 def warm_up() -> None:
     """Compiles or loads the compiled code, so that the first request does not wait for it."""
     labels = LabelSet.of(["a", "b"], [[[0, 1, 2]], [[0, 2, 2]]])
     for exact in (False, True):
-        scorer, no_logs = LabelScorer(labels, Scoring(exact=exact), 1), np.zeros(0, np.float32)
+        how = Scoring(exact=exact, biases=(0.0, 0.0))
+        scorer, no_logs = LabelScorer(labels, how, 1), np.zeros(0, np.float32)
         while not scorer.done:
             tokens, _, _ = scorer.grow(_NONE, _NONE, no_logs)
             _, wanted = scorer.wanted(len(tokens))
@@ -369,6 +384,15 @@ def _nest(parent: Any, label: Any, most: Any) -> None:
     for node in range(len(parent) - 1, 0, -1):
         own = most[node] + (1 if label[node] >= 0 else 0)
         most[parent[node]] = max(most[parent[node]], own)
+
+
+@numba.njit(cache=True, nogil=True)
+def _raise(parent: Any, label: Any, biases: Any, most: Any) -> None:
+    most[:] = -np.inf
+    for node in range(len(parent) - 1, 0, -1):
+        if label[node] >= 0:
+            most[node] = max(most[node], biases[label[node]])
+        most[parent[node]] = max(most[parent[node]], most[node])
 
 
 @numba.njit(cache=True, nogil=True)

@@ -147,9 +147,9 @@ class Sequence:
         assert self.scorer is not None
         self.answer.first_token = self.answer.first_token or time.monotonic()
         self.scorer.read(logprobs)
-        # The next forward begins with the last token that all labels share.
+        # The next forward begins with the last token before the first tree.
         labels = self.scorer.labels
-        self.cached = len(self.prompt) + int(labels.depth[labels.stem]) - 1
+        self.cached = len(self.prompt) + int(labels.depth[self.scorer.stem]) - 1
         if self.scorer.error:
             return "error"
         return "stop" if self.scorer.done else None

@@ -1,12 +1,14 @@
-"""Calibrates probabilities of labels by a temperature, and measures how far they can be trusted.
+"""Calibrates probabilities of labels, and measures how far they can be trusted.
 
 Log-probabilities are divided by the temperature with the least negative log-likelihood of held-out
-rows (Guo et al. 2017, arXiv 1706.04599).
+rows (temperature scaling). If it also helps rows that were not fitted on, a bias of each label is
+added (vector scaling with one factor for all labels). Both: Guo et al. 2017, arXiv 1706.04599.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +20,61 @@ LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_ROUNDS, _STEPS = 2, 100  # of fitting temperature and biases in turn; of fitting biases
+_LEAST_LOGPROB = -1e6
+Prior = Literal["uniform", "empty"]
 Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The scored labels of one row, and which of them is right.
+class Scaling:
+    """Turns log-probabilities into calibrated ones: ``log_softmax(logprobs / temperature + bias)``.
 
     Attributes:
-        logprobs: ``float64[k]``, the most likely first.
-        right: Index of the right label.
+        biases: ``float64[labels]``.
+    """
+
+    temperature: float
+    biases: Float64
+
+    def log_shares(self, logprobs: Float64) -> Float64:
+        """Scales ``float64[rows, labels]``."""
+        scaled = logprobs / self.temperature + self.biases
+        scaled -= scaled.max(axis=1, keepdims=True)
+        shares: Float64 = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+        return shares
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows with the scores of all labels, and the right ones.
+
+    Attributes:
+        logprobs: ``float64[rows, labels]``, in the order of the labels.
+        right: ``int64[rows]``, indices of the right labels.
     """
 
     logprobs: Float64
-    right: int
+    right: Int64
 
     @classmethod
-    def of(cls, scores: LabelScores, label: str) -> "Judged":
-        return cls(np.array(scores.logprobs), scores.labels.index(label))
+    def of(cls, scores: Sequence[LabelScores], labels: Sequence[str]) -> "Scored":
+        """Collects the exact scores of rows, and the right label of each."""
+        logprobs = np.empty((len(scores), scores[0].count if scores else 0))
+        right = np.empty(len(scores), np.int64)
+        for at, (own, label) in enumerate(zip(scores, labels, strict=True)):
+            logprobs[at, list(own.numbers)] = own.logprobs
+            right[at] = own.numbers[own.labels.index(label)]
+        return cls(logprobs, right)
 
-    def probabilities(self, temperature: float) -> Float64:
-        return np.exp(self.log_softmax(temperature))
+    def part(self, rows: Int64) -> "Scored":
+        return Scored(self.logprobs[rows], self.right[rows])
 
-    def log_softmax(self, temperature: float) -> Float64:
-        scaled: Float64 = self.logprobs / temperature
-        return scaled - np.logaddexp.reduce(scaled)
+    def loss(self, scaling: Scaling) -> float:
+        """The mean negative log-likelihood of the right labels."""
+        of_right = scaling.log_shares(self.logprobs)[np.arange(len(self.right)), self.right]
+        return -float(np.maximum(of_right, _LEAST_LOGPROB).mean())
 
 
 @dataclass(frozen=True)
@@ -81,31 +113,32 @@ class Reliability:
     thresholds: tuple[AtThreshold, ...]
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Judged, float]]) -> "Reliability":
-        """Measures rows, each with its temperature."""
-        found = [row.probabilities(temperature) for row, temperature in rows]
-        sure = np.array([probabilities[0] for probabilities in found])
-        right = np.array([row.right == 0 for row, _ in rows])
-        squares = [
-            float((p**2).sum()) + 1 - 2 * float(p[row.right])
-            for p, (row, _) in zip(found, rows, strict=True)
-        ]
+    def of(cls, probabilities: Float64, right: Int64) -> "Reliability":
+        """Measures rows.
+
+        Args:
+            probabilities: ``float64[rows, labels]``.
+            right: ``int64[rows]``, the right label of each row.
+        """
+        rows = np.arange(len(right))
+        sure, hit = probabilities.max(axis=1), probabilities.argmax(axis=1) == right
+        squares = (probabilities**2).sum(axis=1) + 1 - 2 * probabilities[rows, right]
         at = np.minimum((sure * _BINS).astype(int), _BINS - 1)
         bins = tuple(
-            (float(sure[at == b].mean()), float(right[at == b].mean()), int((at == b).sum()))
+            (float(sure[at == b].mean()), float(hit[at == b].mean()), int((at == b).sum()))
             for b in range(_BINS)
             if (at == b).any()
         )
         return cls(
             error=sum(abs(p - share) * n for p, share, n in bins) / len(rows),
-            brier=float(np.mean(squares)),
-            accuracy=float(right.mean()),
+            brier=float(squares.mean()),
+            accuracy=float(hit.mean()),
             bins=bins,
             thresholds=tuple(
                 AtThreshold(
                     level,
                     float((sure >= level).mean()),
-                    float(right[sure >= level].mean()) if (sure >= level).any() else None,
+                    float(hit[sure >= level].mean()) if (sure >= level).any() else None,
                 )
                 for level in LEVELS
             ),
@@ -114,16 +147,18 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted temperature, and how far probabilities can be trusted without and with it.
+    """A fitted scaling, and how far probabilities can be trusted without and with it.
 
     Attributes:
-        temperature: Fitted on all rows.
+        temperature: Divisor of log-probabilities.
+        biases: Added to each label's quotient, in the order of the labels; empty: nothing is added.
         rows: Number of rows.
-        before: Without a temperature.
-        after: With a temperature; each half of the rows is measured with that of the other half.
+        before: Without a scaling.
+        after: With a scaling; each half of the rows is measured with that of the other half.
     """
 
     temperature: float
+    biases: tuple[float, ...]
     rows: int
     before: Reliability
     after: Reliability
@@ -152,38 +187,71 @@ def labels_of(outputs: Sequence[str], choices: Sequence[str], end: str | None) -
     return found
 
 
-def calibrated(rows: Sequence[Judged]) -> Calibration:
-    """Fits a temperature.
+def calibrated(rows: Scored, prior: Float64 | None = None) -> Calibration:
+    """Fits a temperature and, if they help rows that they were not fitted on, biases of the labels.
+
+    Args:
+        prior: ``float64[labels]``, log-probabilities of the labels behind an empty input, by which
+            probabilities are divided first; None: they are not divided.
 
     Raises:
         ValueError: There are too few rows, or they do not determine a temperature.
     """
-    if len(rows) < MIN_ROWS:
-        raise ValueError(f"{len(rows)} rows are given; at least {MIN_ROWS} are needed: give more")
-    order = np.random.default_rng(0).permutation(len(rows)).tolist()
-    halves = [[rows[at] for at in order[part::2]] for part in (0, 1)]
-    temperature, others = fitted(rows), [fitted(half) for half in halves[::-1]]
-    for half, found in zip(halves, others[::-1], strict=True):
-        right = sum(row.right == 0 for row in half)
-        if not 0 < right < len(half) or not _COLDEST * 1.05 < found < _HOTTEST / 1.05:
+    n, labels = rows.logprobs.shape
+    if n < MIN_ROWS:
+        raise ValueError(f"{n} rows are given; at least {MIN_ROWS} are needed: give more")
+    plain = Scaling(1.0, np.zeros(labels))
+    before = Reliability.of(np.exp(plain.log_shares(rows.logprobs)), rows.right)
+    own = rows if prior is None else Scored(rows.logprobs - prior, rows.right)
+    order = np.random.default_rng(0).permutation(n)
+    halves = [own.part(order[part::2]) for part in (0, 1)]
+    fits = [(fitted(half), with_biases(half)) for half in halves]
+    for half, (found, _) in zip(halves, fits, strict=True):
+        right = int((half.logprobs.argmax(axis=1) == half.right).sum())
+        of_half = len(half.right)
+        if not 0 < right < of_half or not _COLDEST * 1.05 < found.temperature < _HOTTEST / 1.05:
             raise ValueError(
-                f"the likeliest label is right in {right} of {len(half)} rows, a half of the rows; "
+                f"the likeliest label is right in {right} of {of_half} rows, a half of the rows; "
                 f"such rows do not determine a temperature from {_COLDEST} to {_HOTTEST:g}: give "
                 "more rows, with right and wrong ones"
             )
-    pairs = [(row, t) for half, t in zip(halves, others, strict=True) for row in half]
-    before = Reliability.of([(row, 1.0) for row in rows])
-    return Calibration(temperature, len(rows), before, Reliability.of(pairs))
+    others = list(zip(halves, fits[::-1], strict=True))
+    losses = [sum(half.loss(fit[kind]) for half, fit in others) for kind in (0, 1)]
+    kind = int(losses[1] < losses[0])
+    shares = [np.exp(fit[kind].log_shares(half.logprobs)) for half, fit in others]
+    after = Reliability.of(np.concatenate(shares), np.concatenate([h.right for h in halves]))
+    found = with_biases(own) if kind else fitted(own)
+    biases = found.biases if prior is None else found.biases - prior / found.temperature
+    kept = tuple(biases.tolist()) if biases.any() else ()
+    return Calibration(found.temperature, kept, n, before, after)
 
 
-def fitted(rows: Sequence[Judged]) -> float:
-    """The temperature with the least mean negative log-likelihood, from 0.05 to 20."""
+def fitted(rows: Scored, biases: Float64 | None = None) -> Scaling:
+    """Fits the temperature with the least loss, from 0.05 to 20."""
+    own = np.zeros(rows.logprobs.shape[1]) if biases is None else biases
 
     def loss(log_temperature: float) -> float:
-        t = math.exp(log_temperature)
-        return -sum(max(float(row.log_softmax(t)[row.right]), -1e6) for row in rows)
+        return rows.loss(Scaling(math.exp(log_temperature), own))
 
-    return math.exp(_least(loss, math.log(_COLDEST), math.log(_HOTTEST)))
+    return Scaling(math.exp(_least(loss, math.log(_COLDEST), math.log(_HOTTEST))), own)
+
+
+def with_biases(rows: Scored) -> Scaling:
+    """Fits a temperature and biases, which have a standard normal prior.
+
+    A label without rows would otherwise have a bias of minus infinity.
+    """
+    found = fitted(rows)
+    counts = np.bincount(rows.right, minlength=rows.logprobs.shape[1])
+    for _ in range(_ROUNDS):
+        biases = found.biases.copy()
+        for _ in range(_STEPS):
+            shares = np.exp(Scaling(found.temperature, biases).log_shares(rows.logprobs))
+            # Twice the diagonal is above the Hessian, because its rows sum to 0.
+            curvature = 2 * (shares * (1 - shares)).sum(axis=0) + 1
+            biases += (counts - shares.sum(axis=0) - biases) / curvature
+        found = fitted(rows, biases)
+    return found
 
 
 def _least(loss: Callable[[float], float], low: float, high: float) -> float:

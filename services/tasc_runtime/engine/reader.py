@@ -89,16 +89,20 @@ def parameters_of(
 def _filled(asked: Request, scoring: Scoring, labels: GuideSpec, record: TaskRecord) -> Scoring:
     """Fills in the task's values.
 
-    A calibration is for the task's own labels and their end, and for its first adapter.
+    A calibration is for the task's own labels and their end, and for its first adapter. It was not
+    fitted for a request's own biases.
     """
     own = labels.is_tasks and labels.end == record.label_end
-    own = own and asked.adapter in (None, *record.adapter_names[:1])
-    below, temperature = scoring.abstain_below, record.label_temperature if own else None
+    own = own and asked.adapter in (None, *record.adapter_names[:1]) and not scoring.biases
+    below, instead = scoring.abstain_below, scoring.abstain_label
+    temperature = record.label_temperature if own else None
     return replace(
         scoring,
         end=labels.end,
         abstain_below=record.abstain_below if below is None else below,
+        abstain_label=record.abstain_label if instead is None else instead,
         temperature=temperature or 1.0,
+        biases=record.label_biases if temperature else scoring.biases,
     )
 
 

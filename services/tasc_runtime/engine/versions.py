@@ -18,6 +18,7 @@ from tasc_store import StoreError, TaskRecord, TaskStore
 _LIVE = (
     *("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft"),
     *("label_end", "abstain_below", "label_temperature", "calibrated_for"),
+    *("label_biases", "abstain_label"),
 )
 MAX_KNOWN = 8
 

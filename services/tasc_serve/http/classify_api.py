@@ -30,7 +30,10 @@ _Share = Annotated[Number, Field(ge=0, le=1)]
 class ClassifyRequest(HarmlessFields):
     """Each input is put into the task's template, like a user message."""
 
-    unsupported: ClassVar = {"multi": (False,), "prior": ("uniform",)}  # only in `LLM.classify`
+    unsupported: ClassVar = {
+        "multi": (False,),
+        "prior": ("uniform",),
+    }  # `tasc calibrate` has the latter
 
     model: str = Field(max_length=256, description="the task's name")
     input: _Texts = Field(description="one or several texts")
@@ -58,6 +61,11 @@ class ClassifyRequest(HarmlessFields):
         None,
         description="extension: the label is null if the likeliest has a lower probability; unset: "
         "the task's abstain_below",
+    )
+    abstain_label: str | None = Field(
+        None,
+        max_length=1024,
+        description="extension: the label in place of null; unset: the task's abstain_label",
     )
     adapter: str | None = Field(
         None, max_length=64, description="extension: which of the task's adapters; unset: the first"
@@ -100,7 +108,6 @@ class ClassifyRequest(HarmlessFields):
                 guide = GuideSpec("choice", tuple(self.labels), field="labels")
             except ValueError as error:
                 raise FieldError("labels", f"labels: {error}") from error
-        below = self.abstain_below
         return Request(
             draft=self.draft,
             seed=secrets.randbits(64) if seed is None else seed,
@@ -108,7 +115,13 @@ class ClassifyRequest(HarmlessFields):
             adapter=self.adapter,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             scoring=Scoring(
-                self.end, self.exact, self.tolerance, self.max_steps, below, self.top_k
+                end=self.end,
+                exact=self.exact,
+                tolerance=self.tolerance,
+                max_steps=self.max_steps,
+                abstain_below=self.abstain_below,
+                top_k=self.top_k,
+                abstain_label=self.abstain_label,
             ),
         )
 
@@ -151,5 +164,5 @@ class ClassifyReply:
             "num_classes": scores.count,
             "probabilities": [{"label": label, "probability": p} for label, p in pairs],
             "unseen_mass": scores.unseen,
-            "calibrated": scores.temperature != 1,
+            "calibrated": scores.temperature != 1 or bool(scores.biases),
         }

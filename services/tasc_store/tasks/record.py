@@ -6,6 +6,7 @@ object, but not that a schema or a regular expression is valid.
 """
 
 import json
+import math
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from hashlib import sha256
@@ -152,7 +153,7 @@ _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 _LATER = (
     *("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat"),
     *("allow_special_tokens_in_input", "label_end", "abstain_below", "label_temperature"),
-    "calibrated_for",
+    *("calibrated_for", "label_biases", "abstain_label"),
 )
 
 _PARTS: dict[str, type[Any]] = {
@@ -199,10 +200,13 @@ class TaskRecord:
             an end of sequence.
         abstain_below: If the likeliest of scored choices has a lower probability, there is no
             answer; unset: there is always one.
+        abstain_label: The answer in place of none.
         label_temperature: Divisor of the log-probabilities of scored choices, which calibrates
             them; unset: they are not calibrated.
-        calibrated_for: `scoring_fingerprint` of the record for which ``label_temperature`` was
-            fitted.
+        label_biases: Numbers that are added to the quotients of the choices, one for each; empty:
+            nothing is added. Used only with ``label_temperature``.
+        calibrated_for: `scoring_fingerprint` of the record for which ``label_temperature`` and
+            ``label_biases`` were fitted.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range; or ``label_temperature`` was
@@ -231,7 +235,9 @@ class TaskRecord:
     allow_special_tokens_in_input: bool = False
     label_end: str | None = None
     abstain_below: float | None = None
+    abstain_label: str | None = None
     label_temperature: float | None = None
+    label_biases: tuple[float, ...] = ()
     calibrated_for: str | None = None
 
     def __post_init__(self) -> None:
@@ -282,6 +288,8 @@ class TaskRecord:
             raise ValueError(f"label_end is {self.label_end!r:.80}; it must be a text, or unset")
         if self.abstain_below is not None:
             _require_within("abstain_below", self.abstain_below, 0, 1)
+        if not isinstance(self.abstain_label, str | None):
+            raise ValueError(f"abstain_label is {self.abstain_label!r:.80}; it must be a text")
         if self.label_temperature is None:
             return
         _require_within("label_temperature", self.label_temperature, 0.01, 100)
@@ -290,6 +298,14 @@ class TaskRecord:
                 f"the calibration (label_temperature {self.label_temperature:g}) is for another "
                 "model, adapter, dtype, prompt, label end or label set; unset it (with "
                 "--unset label_temperature), and run `tasc calibrate` again"
+            )
+        biases = self.label_biases
+        if not isinstance(biases, tuple) or not all(map(_is_finite, biases)):
+            raise ValueError(f"label_biases is {biases!r:.80}; it must be a list of finite numbers")
+        if biases and len(biases) != len(self.choices):
+            raise ValueError(
+                f"label_biases has {len(biases)} numbers; give one for each of "
+                f"{len(self.choices)} choices, or none"
             )
 
     @property
@@ -330,7 +346,7 @@ class TaskRecord:
                 wrong.
         """
         content = _object("task record", json.loads(text), cls)
-        for name in ("stop", "choices"):
+        for name in ("stop", "choices", "label_biases"):
             if isinstance(content.get(name), list):
                 content[name] = tuple(content[name])
         if "adapters" in content:
@@ -342,6 +358,10 @@ class TaskRecord:
                     values[pairs] = _pairs(values[pairs])
                 content[name] = part(**values)
         return cls(**content)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _is_text(value: object) -> bool:

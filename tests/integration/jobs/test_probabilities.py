@@ -1,5 +1,7 @@
 """Jobs that score labels: `tasc generate --probabilities`, `tasc calibrate` and batch lines."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,7 +17,7 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.calibrate import calibrate_job
 from tasc_protocol import Request, Scoring
 from tasc_runtime.data.rows import Fields
-from tasc_runtime.llm import LLM
+from tasc_runtime.llm import LLM, Classification
 from tasc_store import TaskStore
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -59,25 +61,41 @@ def test_rows_get_the_probabilities_of_their_labels(
     assert 0 < found.count("") < 30
 
 
+def mostly_right(texts: list[str], found: Sequence[Classification]) -> list[dict[str, str]]:
+    """Makes rows whose labels are mostly the likeliest."""
+    labels = [LABELS[i % 4] if i % 3 == 0 else str(one.label) for i, one in enumerate(found)]
+    return [{"input": x, "output": y} for x, y in zip(texts, labels, strict=True)]
+
+
 def test_calibration_makes_a_version_that_jobs_use(
     redis_url: str, client: redis.Redis, labelled: str, tmp_path: Path
 ) -> None:
     texts = [str(row["input"]) for row in rows(80)]
     llm = LLM.from_task(labelled, redis_url, **SIZES)
     before = llm.classify(texts, exact=True)
-    labels = [LABELS[i % 4] if i % 3 == 0 else one.label for i, one in enumerate(before)]
-    held_out = [{"input": x, "output": y} for x, y in zip(texts, labels, strict=True)]
-    files = [write_rows(tmp_path / "held-out.jsonl", held_out)]
+    divided = llm.classify(texts, prior="empty", exact=True)
+    files, others = (
+        [write_rows(tmp_path / f"{number}.jsonl", mostly_right(texts, found))]
+        for number, found in enumerate((before, divided))
+    )
     figures, page = calibrate_job(client, redis_url, labelled, files, Fields(), None, **SIZES)
     record = TaskStore(client).get(labelled)
     assert figures["version"] == TaskStore(client).versions(labelled)[-1] == 2
     assert record.label_temperature == figures["temperature"] != 1
     assert len(page.tables) == len(page.plots) == 2
     after = LLM.from_task(labelled, redis_url, **SIZES).classify(texts, exact=True)
+    biases = dict(zip(LABELS, record.label_biases or (0.0,) * 4, strict=True))
     for one, other in zip(before, after, strict=True):
-        shares = {k: v ** (1 / record.label_temperature) for k, v in one.probabilities.items()}
+        shares = {
+            label: share ** (1 / record.label_temperature) * math.exp(biases[label])
+            for label, share in one.probabilities.items()
+        }
         total = sum(shares.values())
         assert other.probability == pytest.approx(max(shares.values()) / total)
+    figures, _ = calibrate_job(
+        client, redis_url, labelled, others, Fields(), None, "empty", **SIZES
+    )
+    assert TaskStore(client).get(labelled).label_biases == figures["biases"] != ()
     wrong = [write_rows(tmp_path / "wrong.jsonl", [{"input": "x", "output": "none"}] * 60)]
     with pytest.raises(JobError, match="none"):
         calibrate_job(client, redis_url, labelled, wrong, Fields(), None, **SIZES)

@@ -459,19 +459,24 @@ def shares_of(scores: LabelScores, labels: LabelSet) -> Float64:
     token_lists, st.sampled_from([(), EOS[:1], EOS]), trees, st.integers(0, 6),
     st.integers(0, 2**32), st.sampled_from([0.0, 0.3]), st.sampled_from([1.0, 0.4, 3.0]),
     st.sampled_from([0.0, 0.01, 0.3]), st.integers(1, 8), st.sets(st.integers(0, 4)),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_scores_by_any_table_equal_those_of_all_labels_enumerated(
-    token_lists, ends, tree, max_nodes, seed, zeros, temperature, tolerance, max_steps, dropped
-) -> None:
+    token_lists, ends, tree, max_nodes, seed, zeros, temperature, tolerance, max_steps, dropped,
+    mass, biased,
+) -> None:  # fmt: skip
     labels, sequences = set_of(token_lists, ends)
     table, stem = random_table(seed, zeros), labels.path(labels.stem).tolist()
     assert all([*each[: len(stem)]] == stem for own in sequences for each in own)
-    logs = [[logp_of(table, each, len(stem)) for each in own] for own in sequences]
+    known = 0 if mass else len(stem)
+    logs = [[logp_of(table, each, known) for each in own] for own in sequences]
     logs = np.logaddexp.reduce(logs, 1)
+    biases = np.random.default_rng(seed).normal(0, 3, len(logs)) * biased
+    given = {"mass": mass, "biases": tuple(biases.tolist()) * biased}
     tokens, parents = (np.array(part, np.int32) for part in tree)
     draft = tokens, parents, -np.random.default_rng(seed).random(len(tokens)).astype(np.float32)
-    exact = scored(labels, Scoring(exact=True), max_nodes, table, draft, dropped)
-    how = Scoring(tolerance=tolerance, max_steps=max_steps, temperature=temperature)
+    exact = scored(labels, Scoring(exact=True, **given), max_nodes, table, draft, dropped)
+    how = Scoring(tolerance=tolerance, max_steps=max_steps, temperature=temperature, **given)
     some = scored(labels, how, max_nodes, table, draft, dropped)
     if logs.max() == -np.inf:
         assert exact.error
@@ -483,7 +488,11 @@ def test_scores_by_any_table_equal_those_of_all_labels_enumerated(
     expected = dict(zip(labels.texts, logs.tolist(), strict=True))
     assert own == pytest.approx(expected, rel=0, abs=CLOSE)
     assert found.unseen == 0
-    found, true = some.scores(), np.exp(logs / temperature)
+    whole = np.exp(np.logaddexp.reduce(logs))
+    assert found.mass == (pytest.approx(min(whole, 1.0), abs=CLOSE) if mass else None)
+    true = np.exp(logs + biases)
+    assert shares_of(found, labels) == pytest.approx(true / true.sum(), abs=CLOSE)
+    found, true = some.scores(), np.exp(logs / temperature + biases)
     true /= true.sum()
     assert np.abs(shares_of(found, labels) - true).max() <= found.unseen + CLOSE
     assert found.unseen <= tolerance or some.steps >= max_steps

@@ -79,7 +79,7 @@ def test_refused_value_is_named_by_its_option(change: dict[str, Any], message: s
 
 def test_every_value_has_an_option_and_is_set_if_given() -> None:
     taken = {f"--{f.name.replace('_', '-')}" for f in fields(TaskOptions)}
-    set_by_jobs = ("chat_tokens", "label_temperature", "calibrated_for")
+    set_by_jobs = ("chat_tokens", "label_temperature", "label_biases", "calibrated_for")
     given = [name for name in defaults() if name not in set_by_jobs]
     called = {option(name) for name in [*given, "model", "template"]}
     assert {name for name in called if not name.startswith("--draft ")} <= taken

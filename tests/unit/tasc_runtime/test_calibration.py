@@ -1,5 +1,6 @@
 """Calibration of label probabilities: the fitted temperature, and how reliability is measured."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,41 +8,75 @@ import pytest
 
 import tiny
 from tasc_protocol import FieldError
-from tasc_runtime.engine.calibration import Judged, Reliability, calibrated, fitted
+from tasc_runtime.engine.calibration import Reliability, Scored, calibrated, fitted, with_biases
 from tasc_runtime.llm import LLM
 from tasc_store import TaskRecord
 
 CHOICES = ["alarm set", "play music", "time"]
 
 
-def rows_with(temperature: float, n: int = 4000) -> list[Judged]:
-    """Makes rows whose right labels are drawn with the given temperature."""
+NO_BIASES = (0.0, 0.0, 0.0, 0.0)
+
+
+def rows_with(temperature: float, n: int = 4000, biases: Sequence[float] = NO_BIASES) -> Scored:
+    """Makes rows whose right labels are drawn with the given temperature and biases."""
     chance = np.random.default_rng(5)
-    rows = []
-    for logits in chance.normal(0, 3, (n, 4)):
-        logprobs = np.sort(logits - np.logaddexp.reduce(logits))[::-1]
-        shares = np.exp(logprobs / temperature)
-        rows.append(Judged(logprobs, int(chance.choice(4, p=shares / shares.sum()))))
-    return rows
+    logits = chance.normal(0, 3, (n, 4))
+    shares = np.exp(logits / temperature + np.array(biases))
+    below = (shares / shares.sum(1, keepdims=True)).cumsum(1)
+    right = (chance.random((n, 1)) > below[:, :3]).sum(1)
+    return Scored(logits - np.logaddexp.reduce(logits, 1, keepdims=True), right)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
 def test_the_temperature_of_the_rows_is_found(temperature):
     rows = rows_with(temperature)
-    assert fitted(rows) == pytest.approx(temperature, rel=0.1)
+    assert fitted(rows).temperature == pytest.approx(temperature, rel=0.1)
     found = calibrated(rows)
     assert found.after.error < 0.02
-    assert found.rows == len(rows)
-    assert found.before.accuracy == found.after.accuracy
+    assert found.rows == len(rows.right)
+    assert np.abs(found.biases or 0).max() < 0.1
     if temperature != 1:
         assert found.after.error < found.before.error / 2
         assert found.after.brier < found.before.brier
 
 
+def test_biases_of_the_rows_are_found_where_they_help():
+    biases = np.array([1.5, -1.5, 0.5, -0.5])
+    rows = rows_with(2.0, biases=biases.tolist())
+    fit = with_biases(rows)
+    assert fit.temperature == pytest.approx(2.0, rel=0.1)
+    assert fit.biases - fit.biases.mean() == pytest.approx(biases, abs=0.15)
+    found = calibrated(rows)
+    assert found.biases == tuple(fit.biases.tolist())
+    assert found.after.accuracy > found.before.accuracy
+    only = fitted(rows)
+    assert rows.loss(fit) < rows.loss(only) - 0.1
+    few = calibrated(rows_with(2.0, 60))  # so few rows make biases worse than none
+    assert few.biases == ()
+
+
+def test_a_label_without_rows_keeps_a_finite_bias():
+    rows = rows_with(1.0)
+    never = Scored(np.column_stack((rows.logprobs, np.full(len(rows.right), -2.0))), rows.right)
+    found = with_biases(never).biases
+    assert np.isfinite(found).all()
+    assert found.argmin() == 4
+
+
+def test_probabilities_are_divided_by_those_of_an_empty_input():
+    rows, prior = rows_with(2.0), np.log([0.7, 0.1, 0.1, 0.1])
+    moved = Scored(rows.logprobs + prior, rows.right)
+    found, expected = calibrated(moved, prior), calibrated(rows)
+    assert found.temperature == pytest.approx(expected.temperature)
+    assert found.after == expected.after
+    moved_by = np.array(found.biases) - (np.array(expected.biases) if expected.biases else 0)
+    assert moved_by == pytest.approx(-prior / found.temperature)
+
+
 def test_reliability_of_known_rows():
-    sure, unsure = np.log([0.9, 0.1]), np.log([0.6, 0.3, 0.1])
-    rows = [Judged(sure, 0), Judged(sure, 1), Judged(unsure, 0), Judged(unsure, 2)]
-    found = Reliability.of([(row, 1.0) for row in rows])
+    shares = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.3, 0.6, 0.1], [0.3, 0.6, 0.1]])
+    found = Reliability.of(shares, np.array([0, 0, 1, 2]))
     assert found.accuracy == 0.5
     assert found.error == pytest.approx((2 * abs(0.9 - 0.5) + 2 * abs(0.6 - 0.5)) / 4)
     brier = [0.02, 1.62, 0.16 + 0.09 + 0.01, 0.36 + 0.09 + 0.81]
@@ -59,8 +94,9 @@ def test_too_few_rows_are_refused():
 @pytest.mark.parametrize("right", [0, 1])
 @pytest.mark.parametrize("sure", [0.6, 1 - 1e-15])
 def test_rows_that_are_all_right_or_all_wrong_determine_no_temperature(right, sure):
+    logprobs = np.log(np.tile([sure, 1 - sure], (60, 1)))
     with pytest.raises(ValueError, match="do not determine"):
-        calibrated([Judged(np.log([sure, 1 - sure]), right)] * 60)
+        calibrated(Scored(logprobs, np.full(60, right)))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +116,10 @@ def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path)
     assert temperature == found.temperature != 1
     after = llm.classify(texts, exact=True)
     for one, other in zip(plain, after, strict=True):
-        scaled = {k: v ** (1 / temperature) for k, v in one.probabilities.items()}
+        added = dict(zip(CHOICES, llm.record.label_biases or (0.0,) * 3, strict=True))
+        scaled = {
+            k: v ** (1 / temperature) * np.exp(added[k]) for k, v in one.probabilities.items()
+        }
         total = sum(scaled.values())
         assert dict(other.probabilities) == pytest.approx({k: v / total for k, v in scaled.items()})
     own_labels = llm.classify(texts, CHOICES, exact=True)
@@ -99,6 +138,41 @@ def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path)
     llm.save(tmp_path / "task")
     again = LLM.load(tmp_path / "task").classify(texts, exact=True)
     assert [one.probability for one in again] == [one.probability for one in after]
+
+
+def test_a_prior_is_kept_with_the_calibration(llm):
+    texts = [f"{text} {i}" for i in range(12) for text in tiny.SENTENCES]
+    divided = llm.classify(texts, CHOICES, prior="empty", exact=True)
+    plain = llm.classify(texts, CHOICES, exact=True)
+    (empty,) = llm.classify("", CHOICES, exact=True)
+    for one, other in zip(plain, divided, strict=True):
+        shares = {k: v / empty.probabilities[k] for k, v in one.probabilities.items()}
+        total = sum(shares.values())
+        assert dict(other.probabilities) == pytest.approx({k: v / total for k, v in shares.items()})
+    for one, exact in zip(llm.classify(texts, CHOICES, prior="empty"), divided, strict=True):
+        assert one.unseen_mass <= 0.001
+        for label in CHOICES:
+            share = one.probabilities.get(label, 0.0)
+            assert abs(share - exact.probabilities[label]) <= one.unseen_mass + 1e-9
+    found = llm.calibrate(mostly_right(texts, divided), prior="empty")
+    assert llm.record.label_biases == found.biases != ()
+    assert TaskRecord.from_json(llm.record.to_json()) == llm.record
+    for one, other in zip(llm.classify(texts, exact=True), plain, strict=True):
+        shares = {
+            label: other.probabilities[label] ** (1 / found.temperature) * np.exp(bias)
+            for label, bias in zip(CHOICES, found.biases, strict=True)
+        }
+        total = sum(shares.values())
+        assert dict(one.probabilities) == pytest.approx({k: v / total for k, v in shares.items()})
+    with pytest.raises(FieldError, match="uniform or empty"):
+        llm.calibrate([], prior="none")
+
+
+def test_a_label_can_stand_for_abstentions(llm):
+    (found,) = llm.classify("x", CHOICES, abstain_below=1.0, abstain_label="unsure")
+    assert (found.label, found.probability < 1) == ("unsure", True)
+    (sure,) = llm.classify("x", CHOICES, abstain_label="unsure")
+    assert sure.label in CHOICES
 
 
 def mostly_right(texts, found):
@@ -143,6 +217,11 @@ def test_a_calibration_is_refused_for_another_model_prompt_or_label_set(change):
     with pytest.raises(ValueError, match=r"1\.5"):
         replace(made, **change)
     assert replace(made, **change, label_temperature=None).label_temperature is None
+    biased = replace(made, label_biases=(0.5, -0.5), abstain_label="unsure")
+    assert TaskRecord.from_json(biased.to_json()) == biased
+    for wrong in ((0.5,), (0.5, float("nan")), 7, (0.5, "x")):
+        with pytest.raises(ValueError, match="label_biases"):
+            replace(made, label_biases=wrong)
 
 
 def test_an_empty_end_is_kept():

@@ -121,6 +121,8 @@ LIVE: dict[str, Any] = {
     "abstain_below": 0.5,
     "label_temperature": 1.5,
     "calibrated_for": RECORD.scoring_fingerprint,
+    "label_biases": (0.5,),
+    "abstain_label": "unsure",
 }
 
 
