@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,27 @@ def test_evaluation_and_forecast_use_model_prompt_and_rows_of_the_task(
     assert (expected["rows"], expected["name"]) == (10, task)
     timed = last_line(run("forecast-ft", task, "--budget", "3", "--model", folder, *url, "--json"))
     assert timed["points"][0]["ms_per_answer"] > 0
+
+
+@pytest.mark.redis
+def test_choices_of_a_task_are_judged_by_their_probabilities(
+    run: Run, redis_url: str, client: redis.Redis, name: str, folder: Path, file: Path
+) -> None:
+    choices = tuple(sorted({output for _, output in ROWS}))
+    record = record_of(folder, name, choices=choices)
+    fitted_for = record.scoring_fingerprint
+    TaskStore(client).put(replace(record, label_temperature=2.0, calibrated_for=fitted_for))
+    given = ("evaluate", name, "--metrics", "labels", "--repeats", 1, "--redis-url", redis_url)
+    found = last_line(run(*given, "--test", file, "--plain", "--json"))["reliability"]
+    assert list(found) == ["uncalibrated", "calibrated"]
+    assert 0 <= found["calibrated"]["accuracy"] == found["uncalibrated"]["accuracy"] <= 1
+    assert found["calibrated"]["error"] != found["uncalibrated"]["error"]
+    # The calibration is for the task's own prompt.
+    prompt = ("--template", r"say {input}\n")
+    other = last_line(run(*given, "--test", file, *prompt, "--plain", "--json"))["reliability"]
+    assert list(other) == ["uncalibrated"]
+    rows = write_rows(file.with_name("wrong.jsonl"), [{"input": "x", "output": "intent: y"}])
+    assert "'intent: y'" in run(*given, "--test", rows, code=2)
 
 
 def test_missing_options_and_wrong_values_are_named_in_the_error(

@@ -1,5 +1,6 @@
 """The command `tasc evaluate`, which measures quality and cost of a model's answers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,8 +29,9 @@ Metrics = Annotated[
     typer.Option(
         metavar="KIND",
         help="massive: intent, slot F1, joint accuracy; tags: accuracy per word; labels, separated "
-        "by '; ': micro precision, recall, F1; exact: F1 of words; text: F1 of words, ROUGE-L. "
-        "All kinds include exact match.",
+        "by '; ': micro precision, recall, F1, and calibration error and Brier score if the task "
+        "has choices; exact: F1 of words; text: F1 of words, ROUGE-L. All kinds include exact "
+        "match.",
     ),
 ]
 Drafts = Annotated[
@@ -91,7 +93,9 @@ def evaluate(
 
         answered = read_files(test, data.fields, limit).rows
         inputs = TaskInputs.read(url, options)
-        source = inputs.source
+        source, record = inputs.source, inputs.record
+        if record and (model != ModelAndPrompt() or dtype):  # the calibration is for others
+            record = replace(record, label_temperature=None)
         evaluation = Evaluation(
             source,
             inputs.generation,
@@ -102,6 +106,7 @@ def evaluate(
             repeats,
             drafts,
             setting or task or source.folder.name,
+            record,
         )
         with Stages("evaluate", STAGES) as stages:
             found = run(evaluation, stages)

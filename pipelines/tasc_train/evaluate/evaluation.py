@@ -3,11 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tasc_engine import ModelSource
-from tasc_jobs.errors import EmptyCorpusError, JobError
+from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_jobs.statistics.quality import (
@@ -20,8 +22,11 @@ from tasc_jobs.statistics.quality import (
     require_judgeable,
 )
 from tasc_jobs.task_inputs import GenerationSettings
+from tasc_jobs.tuning.calibrate import TERMS, reliability_parts
+from tasc_protocol import GuideSpec, LabelScores
+from tasc_runtime.engine.calibration import Reliability, Scaling, Scored, labels_of
 from tasc_runtime.progress import StageProgress, silent
-from tasc_store import CorpusRow
+from tasc_store import CorpusRow, TaskRecord
 from tasc_text import TaskTokenizer
 from tasc_train.enrich.enrichment import RECORD
 from tasc_train.evaluate.measured_model import MeasuredModel, Prompt, Setup, Side, measure
@@ -45,6 +50,8 @@ class Evaluation:
         repeats: Number of timed runs without drafts, and the same number with drafts.
         drafts: Whether to also measure with drafts.
         setting: Name shared by runs that differ only in the number of new tokens.
+        record: The task's record, if there is one. ``labels`` scores its choices, with its label
+            end and its calibration.
     """
 
     source: ModelSource
@@ -56,6 +63,7 @@ class Evaluation:
     repeats: int = 3
     drafts: bool = True
     setting: str = ""
+    record: TaskRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,10 @@ class Evaluated:
         reference_tokens: Mean number of tokens of an expected answer, with end-of-sequence. If
             the model's answers have many more, it does not use its tokenizer's longest tokens.
         identical: Number of drafted answers that equal the plain ones; None without drafts.
-        precision_recall: Quality of labels by the model's confidence; empty except for ``labels``.
+        precision_recall: Quality of lists of labels by the model's confidence, for ``labels`` of a
+            task without choices; else empty.
+        reliability: For ``labels`` of a task with choices, how far the probabilities of the choices
+            can be trusted, ``uncalibrated`` and, if the task is calibrated, ``calibrated``.
     """
 
     model: str
@@ -89,6 +100,7 @@ class Evaluated:
     identical: int | None
     reference_tokens: float
     precision_recall: tuple[AtLevel, ...] = ()
+    reliability: dict[str, Reliability] = field(default_factory=dict)
 
     @property
     def speed_up(self) -> float | None:
@@ -118,12 +130,18 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
         JobError: The model cannot be loaded, or the engine ended an answer with an error.
         EmptyCorpusError: No test row's prompt leaves room for an answer.
         UsageError: A test row's output cannot be judged by the metrics.
+        GuideError: The task's choices cannot be scored with this model's tokenizer.
     """
-    require_judgeable(
-        [row.output for row in given.test], given.metrics, [row.key for row in given.test]
-    )
+    outputs, record, labels = [row.output for row in given.test], given.record, None
+    require_judgeable(outputs, given.metrics, [row.key for row in given.test])
+    if given.metrics == "labels" and record and record.choices:
+        labels = GuideSpec("labels", record.choices, end=record.label_end)
+        try:
+            outputs = labels_of(outputs, record.choices, record.label_end)
+        except ValueError as error:
+            raise UsageError(f"{error} with `tasc task set {record.name}`") from error
     measured = MeasuredModel(given.source, given.generation, given.setup)
-    prompts = measured.prompts([row.input for row in given.test])
+    prompts = measured.prompts([row.input for row in given.test], labels)
     if not prompts:
         raise EmptyCorpusError(
             f"no prompt of {len(given.test)} test rows leaves room for an answer in "
@@ -143,9 +161,14 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
 
     progress("answer", 0, of)
     sides = measure(measured, prompts, index, given.repeats, advance)
-    expected = [given.test[p.row].output for p in prompts]
+    expected = [outputs[p.row] for p in prompts]
     answers = sides["plain"].answers
-    levels = _levels(measured, prompts, expected, progress) if given.metrics == "labels" else ()
+    levels: tuple[AtLevel, ...] = ()
+    reliability: dict[str, Reliability] = {}
+    if record and labels:
+        reliability = _reliability(measured, prompts, expected, record, labels, progress)
+    elif given.metrics == "labels":
+        levels = _levels(measured, prompts, expected, progress)
     same = sum(map(str.__eq__, answers, sides["drafted"].answers)) if index else None
     return Evaluated(
         model=str(given.source.folder),
@@ -161,6 +184,7 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
         identical=same,
         reference_tokens=_reference(measured.tokenizer, expected),
         precision_recall=levels,
+        reliability=reliability,
     )
 
 
@@ -182,6 +206,30 @@ def _levels(
         found[row] = confident_labels(pieces)
         progress("confidence", len(found), len(prompts))
     return precision_recall([found[p.row] for p in prompts], expected)
+
+
+def _reliability(
+    measured: MeasuredModel,
+    prompts: Sequence[Prompt],
+    expected: Sequence[str],
+    record: TaskRecord,
+    labels: GuideSpec,
+    progress: StageProgress,
+) -> dict[str, Reliability]:
+    """Scores the labels behind each prompt, untimed, and judges their probabilities."""
+    found: dict[int, LabelScores] = {}
+    for row, scores in measured.scores(prompts, labels):
+        found[row] = scores
+        progress("confidence", len(found), len(prompts))
+    rows = Scored.of([found[p.row] for p in prompts], expected)
+    none = np.zeros(len(record.choices))
+    scalings = {"uncalibrated": Scaling(1.0, none)}
+    if (temperature := record.label_temperature) is not None:
+        scalings["calibrated"] = Scaling(temperature, none + (record.label_biases or 0))
+    return {
+        name: Reliability.of(np.exp(scaling.log_shares(rows.logprobs)), rows.right)
+        for name, scaling in scalings.items()
+    }
 
 
 def _budget(source: ModelSource) -> int:
@@ -215,7 +263,7 @@ def _figures(side: Side) -> dict[str, Any]:
 
 
 def evaluation_page(found: Evaluated) -> ReportDocument:
-    """Returns the report: quality, costs and, for labels, precision and recall."""
+    """Returns the report: quality, costs and, for labels, the quality by confidence."""
     quality = tuple((name.replace("_", " "), 100 * value) for name, value in found.quality.items())
     tables = [
         Table.of(
@@ -239,8 +287,13 @@ def evaluation_page(found: Evaluated) -> ReportDocument:
         precision = [100 * at.quality.precision for at in levels]
         line = Curve(found.setting, recall, precision)
         plots.append(Lines("Precision by recall of labels", "recall, %", "precision, %", (line,)))
+    if found.reliability:
+        more_tables, more_plots = reliability_parts(found.reliability)
+        tables.extend(more_tables)
+        plots.extend(more_plots)
+    footer = f"{_FOOTER} {TERMS}" if found.reliability else _FOOTER
     title = f"Evaluation of {found.setting}"
-    return ReportDocument(title, tuple(_summary(found)), tuple(tables), tuple(plots), _FOOTER)
+    return ReportDocument(title, tuple(_summary(found)), tuple(tables), tuple(plots), footer)
 
 
 def _summary(found: Evaluated) -> list[str]:

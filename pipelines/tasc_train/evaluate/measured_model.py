@@ -12,6 +12,7 @@ from tasc_engine import EngineError, GenerationResult, ModelSource, Request
 from tasc_engine.model.loading import max_positions
 from tasc_jobs.errors import JobError
 from tasc_jobs.task_inputs import GenerationSettings
+from tasc_protocol import GuideSpec, LabelScores, Scoring
 from tasc_runtime.data.local_corpus import learnt_index
 from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
 from tasc_runtime.llm import LLM
@@ -91,11 +92,19 @@ class MeasuredModel:
         """Drafts from this index (None: no drafts), and forgets what earlier answers taught."""
         self._llm.draft_from(index, self._generation.draft if index else _NO_DRAFTS)
 
-    def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
-        """Returns the prompts of the inputs, except prompts that leave no room for an answer."""
+    def prompts(self, inputs: Sequence[str], labels: GuideSpec | None = None) -> list[Prompt]:
+        """Returns the prompts of the inputs, except prompts that leave no room for an answer.
+
+        Args:
+            labels: Labels that must also have room to be scored behind each prompt.
+
+        Raises:
+            GuideError: The labels cannot be scored.
+        """
+        longest = self._engine.longest - (self._engine.scoring_tokens(labels) if labels else 1)
         encode = self._generation.template.encode
         found = (Prompt(i, tuple(encode(self.tokenizer, text))) for i, text in enumerate(inputs))
-        return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]
+        return [prompt for prompt in found if len(prompt.ids) <= longest]
 
     def answers(
         self, prompts: Sequence[Prompt], *, draft: bool = False, logprobs: bool = False
@@ -117,6 +126,20 @@ class MeasuredModel:
             logprobs=0 if logprobs else None,
         )
         return self._results(prompts, self._generation.max_tokens, base)
+
+    def scores(
+        self, prompts: Sequence[Prompt], labels: GuideSpec
+    ) -> Iterator[tuple[int, LabelScores]]:
+        """Yields ``(row, exact scores of all labels)`` as rows finish.
+
+        Raises:
+            JobError: The engine could not score the labels of a row.
+        """
+        scoring = Scoring(labels.end, exact=True)
+        base = Request("", (0,), 1, draft=False, guide=labels, scoring=scoring)
+        for row, result in self._results(prompts, self._engine.scoring_tokens(labels), base):
+            assert result.scores is not None  # it has no error
+            yield row, result.scores
 
     def exact_lengths(self, prompts: Sequence[Prompt], tokens: int) -> Iterator[GenerationResult]:
         """Yields answers of exactly ``tokens`` tokens, or as many as fit, without drafts."""

@@ -11,8 +11,12 @@ import tiny
 from finetuning import Made
 from support import refused
 from tasc_engine import ModelSource
+from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASK, TEMPLATES, read_split
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError
 from tasc_protocol import GuideSpec
+from tasc_runtime.engine.calibration import Calibration
+from tasc_runtime.llm import LLM
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 from tasc_train.evaluate.evaluation import STAGES, Evaluation, evaluate, evaluation_page
@@ -89,6 +93,88 @@ def test_label_quality_is_reported_by_confidence(given: Evaluation) -> None:
     assert len(page.tables[2].rows) == len(found.precision_recall)
     assert [plot.title for plot in page.plots[:3]] == ["Quality", "Steps", "Time"]
     assert page.plots[3].title == "Precision by recall of labels"
+
+
+@pytest.fixture(scope="module")
+def classifier() -> tuple[Evaluation, LLM, Calibration]:
+    """The shipped model on rows whose answers go on behind the intent, calibrated on them."""
+    pairs = [(row["input"], row["output"]) for row in read_split(TASK, "test")[:80]]
+    intents = sorted({output.partition(",")[0] for _, output in pairs})
+    source, template = ModelSource(MODEL, ADAPTERS / TASK), TEMPLATES[TASK]
+    llm = LLM(MODEL, adapter=source.adapter, template=template, choices=intents, cost_aware=False)
+    fit = llm.calibrate(pairs, end=",")
+    generation = GenerationSettings(PromptTemplate(template), guide=guide_of(llm.record))
+    rows = [CorpusRow(str(at), *pair) for at, pair in enumerate(pairs)]
+    given = Evaluation(
+        source, generation, Setup(), "labels", rows, repeats=1, setting=TASK, record=llm.record
+    )
+    return given, llm, fit
+
+
+def test_probabilities_of_choices_are_those_that_the_task_serves(
+    classifier: tuple[Evaluation, LLM, Calibration],
+) -> None:
+    given, llm, fit = classifier
+    progress: dict[str, tuple[int, int | None]] = {}
+    found = evaluate(given, lambda stage, done, of: progress.update({stage: (done, of)}))
+    assert progress["confidence"] == (80, 80)
+    plain, calibrated = (found.reliability[side] for side in ("uncalibrated", "calibrated"))
+    assert plain.accuracy == fit.before.accuracy
+    assert (plain.error, plain.brier) == pytest.approx((fit.before.error, fit.before.brier))
+    own = llm.classify([row.input for row in given.test], exact=True)
+    right = [row.output.partition(",")[0] for row in given.test]
+    hits = [one.label == label for one, label in zip(own, right, strict=True)]
+    assert calibrated.accuracy == sum(hits) / 80
+    squares = [
+        sum((share - (label == y)) ** 2 for label, share in one.probabilities.items())
+        for one, y in zip(own, right, strict=True)
+    ]
+    assert calibrated.brier == pytest.approx(sum(squares) / 80)
+    assert calibrated.error != plain.error
+    for at in calibrated.thresholds:
+        sure = [hit for one, hit in zip(own, hits, strict=True) if one.probability >= at.threshold]
+        assert at.coverage == len(sure) / 80
+        assert at.accuracy == (sum(sure) / len(sure) if sure else None)
+    assert found.precision_recall == ()
+    # The answers are choices without what the rows have behind them.
+    assert {*found.sides["plain"].answers} <= {*given.record.choices}
+    assert found.quality["exact_match"] > 0.7
+
+
+def test_report_shows_how_far_the_probabilities_of_choices_can_be_trusted(
+    classifier: tuple[Evaluation, LLM, Calibration],
+) -> None:
+    given, _, fit = classifier
+    uncalibrated = replace(given.record, label_temperature=None)
+    found = evaluate(replace(given, record=uncalibrated, test=given.test[:60]))
+    page = evaluation_page(found)
+    reliability, thresholds = page.tables[-2:]
+    assert [row[0] for row in reliability.rows] == ["uncalibrated"]
+    assert reliability.rows[0][-1] == f"{found.reliability['uncalibrated'].accuracy:.2%}"
+    assert len(thresholds.rows) == len(fit.after.thresholds)
+    titles = [plot.title for plot in page.plots[-2:]]
+    assert titles == ["Right labels by probability", "Right labels by answered rows"]
+    as_json = json.loads(json.dumps(found.as_json))["reliability"]
+    assert as_json.keys() == {"uncalibrated"}
+    assert as_json["uncalibrated"]["thresholds"][0].keys() == {"threshold", "coverage", "accuracy"}
+
+
+def test_rows_that_choices_do_not_fit_are_refused_or_left_out(
+    classifier: tuple[Evaluation, LLM, Calibration],
+) -> None:
+    given, llm, _ = classifier
+    stages: list[str] = []
+    other = replace(given, test=[*given.test[:2], CorpusRow("x", "wake me", "intent: none, so")])
+    with refused(UsageError, "row 3", "'intent: none, so'", f"tasc task set {llm.record.name}"):
+        evaluate(other, lambda stage, *_: stages.append(stage))
+    assert not stages
+    # An answer would have room behind this prompt, but the labels have not.
+    label = given.test[0].output
+    long = CorpusRow("long", "wake " * 50, label)
+    short = replace(given, setup=Setup(max_model_len=64), test=[given.test[0], long])
+    found = evaluate(short)
+    assert (found.rows, found.too_long) == (1, 1)
+    assert evaluate(replace(short, metrics="exact")).too_long == 0
 
 
 def test_prompts_without_room_for_an_answer_are_left_out(given: Evaluation) -> None:
