@@ -278,17 +278,22 @@ _LABELS = (
     f"{rate('tasc_classifications_total', 'task, label')}"
     f" / ignoring (label) group_left {rate(_CLASSIFIED)}"
 )
+# Recorded by deploy/rules.yml.
+_DRIFT = "task_label:tasc_label_drift:psi_increase1h"
+_NOW = "task_label:tasc_classifications:share_increase1h"
+_CORPUS = "task_label:tasc_corpus_label_rows:share"
+_DRIFTING = f"and on (task, label) {_DRIFT} > 0.02"
 _CLASSIFICATION = (
     Panel(
         "Label shares",
         "percentunit",
         "Classifications with a label / all classifications of the task; no label: the likeliest"
-        " was not probable enough. Shares of a task add up to 100%. A replica names the first 50"
-        " labels that it answers with; the rest is other.",
-        "A share moves and stays: compare it with that of a week before, and read some texts. If"
-        " they are as before, the model, the prompt or the labels have changed, or a client sends"
-        " labels of its own. other moves at restarts: there are over 50 labels, and each replica"
-        " names those that it met first.",
+        " was not probable enough. Shares of a task add up to 100%. The 50 commonest labels of the"
+        " corpus have names, or without a corpus the first 50 that a replica answers with. The rest"
+        " is other; labels that requests bring along are of requests.",
+        "A share moves and stays: compare it with the corpus and with that of a week before, and"
+        " read some texts. If they are as before, the model, the prompt or the labels have changed."
+        " other moves at restarts: there are over 50 labels and no draft index with rows of them.",
         (
             Target(_LABELS, "{{label}} {{task}}"),
             Target(_NO_LABEL, "no label {{task}}"),
@@ -317,6 +322,34 @@ _CLASSIFICATION = (
         (
             Target(mean("tasc_classification_confidence"), "mean {{task}}"),
             Target(quantile(0.1, "tasc_classification_confidence"), "p10 {{task}}"),
+        ),
+        width=12,
+        most=1,
+    ),
+    Panel(
+        "Label drift",
+        "short",
+        "Population stability index of the labels of the last hour against those of the draft"
+        " index's corpus, by deploy/rules.yml: 0 if all shares are equal, and the alert's line at"
+        " 0.2. It needs 500 classifications in the hour, and 20 of them and 20 rows for each label."
+        " Tasks without choices, or without prompts in their index, have none.",
+        "Over the line: see which labels drift, and read texts that get them. New kinds of texts:"
+        " add rows to the corpus, fine-tune, calibrate. The same texts: the model, the prompt or"
+        " the labels have changed. Up and down each day: texts have a daily rhythm; take a longer"
+        " window in rules.yml.",
+        (Target(f"sum by (task) ({_DRIFT}{TASK})", "{{task}}"), Target("vector(0.2)", "alert")),
+        width=12,
+    ),
+    Panel(
+        "Labels that drift",
+        "percentunit",
+        "Share of each label that brings over 0.02 to the label drift: of the last hour's"
+        " classifications that have a label of the task, and of the corpus's rows with a label.",
+        "One label grows: read texts that get it. other grows: rare labels are no longer rare, or"
+        " texts are new. A label that the corpus lacks: build the index again, with rows of it.",
+        (
+            Target(f"{_NOW}{TASK} {_DRIFTING}", "{{label}} {{task}}"),
+            Target(f"{_CORPUS}{TASK} {_DRIFTING}", "{{label}} {{task}} in the corpus"),
         ),
         width=12,
         most=1,

@@ -2,7 +2,8 @@
 
 Every step is the same, so the ratios a dashboard should show are known: 5 of 9 draft tokens are
 accepted, 16 tokens come from 8 row-steps, drafting takes a quarter of the time of verifying. Of
-each 4 classifications, 2 have one label, 1 has another, and 1 has none.
+each 4 classifications, 2 have one label, 1 has another, and 1 has none; the corpus has as many
+rows of the one as of the other.
 """
 
 import math
@@ -41,7 +42,7 @@ RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.0
 def classified(label: str, confidence: float, steps: int) -> GenerationResult:
     """The result of a classification; without a label it is an abstention."""
     logprobs = (math.log(confidence), math.log(1 - confidence))
-    scores = LabelScores(("first", "second"), (0, 1), logprobs, 0.0, 0.0, 2)
+    scores = LabelScores((label or "first", "second"), (0, 1), logprobs, 0.0, 0.0, 2)
     acceptance = Acceptance((0,) * steps, (0,) * steps)
     return structs.replace(RESULT, text=label, acceptance=acceptance, scores=scores)
 
@@ -67,6 +68,7 @@ class Replica:
         for version, size in ((6, 1000), (7, 4096)):
             artifact = Artifact(task, "f", version, size, "0", 1, 1, built, forecast=2.5)
             self.engine.set_index(artifact, size)
+        self.engine.set_labels({"alarm": 400, "music": 400})
         self.neural.off("slow")
 
     def feed(self) -> None:

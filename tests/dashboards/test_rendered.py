@@ -9,6 +9,7 @@ import pytest
 from metric_names import METRICS
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
+RULES = FOLDER.parent / "deploy" / "rules.yml"
 FILES = {"latency.json": 32, "drafting.json": 20, "corpora.json": 14}  # queries at least
 
 
@@ -37,9 +38,11 @@ def test_queries_name_only_exported_series_and_defined_variables(name):
     queries = [target["expr"] for panel in drawn(board) for target in panel["targets"]]
     variables = {v["name"]: v for v in board["templating"]["list"]}
     assert len(queries) >= FILES[name]
-    asked = {series for query in queries for series in re.findall(r"\btasc_\w+", query)}
+    asked = {series for query in queries for series in re.findall(r"(?<!:)\btasc_\w+", query)}
     assert asked
     assert asked <= METRICS
+    recorded = re.findall(r"record: (\S+)", RULES.read_text("utf-8"))
+    assert {name for query in queries for name in re.findall(r"\w+:\w+:\w+", query)} <= {*recorded}
     used = {word for query in queries for word in re.findall(r"\$(\w+)", query)}
     assert used - {"__rate_interval", "1"} == {"task", "model_name"}  # 1: of label_replace
     assert set(variables) == {"datasource", "task", "model_name"}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import flat, within
-from tasc_draft.drafts import DraftError, IndexFileError, IndexFormatError, Int32, Tokens
+from tasc_draft.drafts import DraftError, IndexFileError, IndexFormatError, Int32, Int64, Tokens
 from tasc_draft.files import whole_file
 from tasc_draft.index.aligned import AlignedTable, build_aligned
 from tasc_draft.index.bigrams import BigramTable
@@ -25,6 +25,7 @@ from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.index.corpus_build import Documents, distinct, index_documents, require_ids
 from tasc_draft.index.inputs import InputIndex, build_inputs
 from tasc_draft.index.weights import Weights
+from tasc_draft.labels import LabelTrie
 from tasc_draft.settings import DraftSettings
 
 
@@ -77,6 +78,34 @@ class DraftIndex:
     def _parts(self) -> list[CorpusIndex | InputIndex | AlignedTable | BigramTable | Weights]:
         parts = (self.corpus, self.inputs, self.aligned, self.bigrams, self.weights)
         return [part for part in parts if part is not None]
+
+    def rows_by_label(self, trie: LabelTrie, label: Int32) -> Int64:
+        """``int64[labels]``, the number of rows whose output begins with each label and its end.
+
+        Of several labels in an output, the longest counts. All are 0 in an index without prompts,
+        since the rows of an output are known only from the rows of the prompts.
+
+        Args:
+            trie: The tokens of the labels, with their ends.
+            label: ``int32[nodes]``, the label that ends at a node; -1 for none.
+        """
+        documents = len(self.corpus.offsets) - 1
+        found = np.full(documents, -1, np.int32)
+        # An edge is a node and a token. Nodes are numbered so that edges are in ascending order.
+        parents = np.repeat(np.arange(len(label)), np.diff(trie.first))
+        tokens = np.int64(max(self.vocab_size, trie.token.max()) + 2)  # END, -1, is no edge
+        edges = parents * tokens + trie.token[1:]
+        walking, nodes = np.arange(documents), np.zeros(documents, np.int64)
+        places = self.corpus.offsets[:-1] + np.int64(1)
+        while len(walking) and len(edges):
+            wanted = nodes * tokens + self.corpus.text[places]
+            at = np.searchsorted(edges, wanted)
+            known = edges[np.minimum(at, len(edges) - 1)] == wanted
+            walking, nodes, places = walking[known], at[known] + 1, places[known] + 1
+            ends = label[nodes] >= 0
+            found[walking[ends]] = label[nodes[ends]]
+        labels = found[self.inputs.documents if self.inputs else np.zeros(0, np.int32)]
+        return np.bincount(labels[labels >= 0], minlength=int(label.max()) + 1)
 
     def check_integrity(self) -> None:
         """Raise DraftError unless compiled code stays in the arrays and the parts fit together."""

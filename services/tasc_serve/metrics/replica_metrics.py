@@ -39,6 +39,7 @@ _INTER_TOKEN_S = (
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
 _FORWARDS = (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 128, 1024)
 _MAX_LABELS, _MAX_LABEL_CHARS = 50, 100  # of the series of one replica
+_OTHER, _FOREIGN = "other", "of requests"  # further labels of the task, and labels of requests
 _MAX_PENDING = 64  # maximum number of steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
@@ -100,13 +101,16 @@ class Series:
 
     def relabel(self, labels: dict[str, str]) -> None:
         """Makes series with these labels from now on, and drops gauges with the old labels."""
-        self.clear_gauges()
+        self.clear()
         self._labels = labels
 
-    def clear_gauges(self, *names: str) -> None:
-        """Drops the samples of these gauges, or of all gauges if no names are given."""
+    def clear(self, *names: str) -> None:
+        """Drops the samples of these families, or of all gauges if no names are given.
+
+        Functions that return counters of such a family must be made again.
+        """
         for name, family in self._families.items():
-            if isinstance(family, Gauge) and (not names or name in names):
+            if name in names or (not names and isinstance(family, Gauge)):
                 family.clear()
 
     def counters(self, name: str, text: str, *by: str) -> Callable[..., Counter]:
@@ -226,7 +230,7 @@ class ReplicaMetrics:
     def set_proposer(self, proposer: str) -> None:
         """Labels later counts with another proposer. Called on the step loop.
 
-        Gauges must be set again, including the gauges of the draft index.
+        Gauges must be set again, including the gauges of the draft index and of its labels.
         """
         self._count_pending()
         with self._counting:
@@ -364,21 +368,31 @@ class ReplicaMetrics:
         ).set_function(lambda: self._load()[2])
 
     def _make_classification(self, make: Series) -> None:
-        self._counted_labels = set[str]()
-        self._classified = make.counters(
-            "classifications",
-            f"Classifications by label, for the first {_MAX_LABELS} of the task's; else other.",
+        self._make_labels(make)
+        self._corpus_rows = make.gauges(
+            "corpus_label_rows",
+            "Rows of the draft index's corpus with a label of the task, by the same names.",
             "label",
         )
         self._abstained = make.counter(
             "classifications_abstained",
-            "Classifications without a label, because the likeliest was not probable enough.",
+            "Abstentions: classifications whose likeliest label was not probable enough.",
         )
         self._confidence = make.histogram(
             "classification_confidence", "Probability of the likeliest label.", _SHARES
         )
         self._classify_steps = make.histogram(
             "classification_steps", "Forward passes of one classification.", _FORWARDS
+        )
+
+    def _make_labels(self, make: Series) -> None:
+        self._named = set[str]()
+        self._classified = make.counters(
+            "classifications",
+            f"Classifications by label, for the {_MAX_LABELS} labels of the task that are the"
+            f" commonest of its corpus, then for the first answered. {_OTHER}: further labels;"
+            f" {_FOREIGN}: labels that are not the task's.",
+            "label",
         )
 
     def _make_index(self, make: Series) -> None:
@@ -448,26 +462,54 @@ class ReplicaMetrics:
         """Counts one answered request. An abandoned request has no result.
 
         Args:
-            own_labels: Whether scored labels are the task's; others are counted as ``other``.
+            own_labels: Whether scored labels are the task's; others have no names of their own.
         """
         self._finished[result.finish_reason].inc()
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
         self._first_token.observe(result.timings.first_token)
         if (scores := result.scores) is not None:
-            self._count_label(result.text, own_labels)
+            if result.text == scores.labels[0]:
+                self._count_label(result.text[:_MAX_LABEL_CHARS], own_labels)
+            else:
+                self._abstained.inc()
             self._confidence.observe(scores.probabilities[0] * (1 - scores.unseen))
             self._classify_steps.observe(result.acceptance.steps)
 
     def _count_label(self, label: str, own: bool) -> None:
-        """Counts an answered label by its name, or as ``other`` after the first names."""
-        if not label:
-            self._abstained.inc()
+        if not own:
+            label = _FOREIGN
+        elif label not in self._named and len(self._named) < _MAX_LABELS:
+            self._named.add(label)
+        elif label not in self._named:
+            label = _OTHER
+        self._classified(label).inc()
+
+    def set_labels(self, rows: Mapping[str, int]) -> None:
+        """Exports how many rows of the corpus have each label, and names the commonest labels.
+
+        Counts of classifications begin at 0 again if the names change. Any thread may call this.
+
+        Args:
+            rows: The rows of each label of the task. If no label has any, names stay.
+        """
+        self._series.clear("corpus_label_rows")
+        if not any(rows.values()):
             return
-        label = label[:_MAX_LABEL_CHARS]
-        if own and len(self._counted_labels) < _MAX_LABELS:
-            self._counted_labels.add(label)
-        self._classified(label if label in self._counted_labels else "other").inc()
+        found = dict[str, int]()
+        for label, count in rows.items():
+            name = label[:_MAX_LABEL_CHARS]
+            found[name] = found.get(name, 0) + count
+        names = sorted(found, key=lambda name: -found[name])[:_MAX_LABELS]
+        if self._named != set(names):
+            self._series.clear("classifications")
+            self._make_labels(self._series)
+            self._named = set(names)
+        counts = {name: found[name] for name in names}
+        counts[_OTHER] = counts.get(_OTHER, 0) + sum(found.values()) - sum(counts.values())
+        for name, count in counts.items():
+            self._classified(name)  # exported from now on, at 0
+            self._corpus_rows(name).set(count)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
         """Observes ``seconds / tokens`` once per token, when the step is counted.
@@ -483,7 +525,7 @@ class ReplicaMetrics:
         """Exports the draft index in use; None: no index. The first call does not count a swap."""
         version = artifact.version if artifact else None
         if version != self._version:
-            self._series.clear_gauges(
+            self._series.clear(
                 "draft_index_info",
                 "forecast_tokens_per_step",
                 "draft_index_built_timestamp_seconds",

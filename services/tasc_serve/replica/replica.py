@@ -7,6 +7,7 @@
 import asyncio
 import heapq
 import itertools
+import logging
 import math
 import random
 import time
@@ -41,6 +42,8 @@ from tasc_serve.routing.autoscaling import OUTSTANDING
 from tasc_serve.settings import LimitSettings, ServedTask, ServeSettings
 from tasc_serve.wire import AttachRequest, Endpoint
 from tasc_store import CollectedRows, TaskStore, connect
+
+log = logging.getLogger(__name__)
 
 _LEAST_STALL_S = 60.0  # a long step must not cause a replacement
 _LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
@@ -115,6 +118,7 @@ class TaskReplica:
             takes_conversations=self.builder.has_chat_template,
         )
         self._set_index()
+        self._set_labels()
         self._loop = EngineLoop(
             self.builder.engine,
             on_delta=self._metrics.observe_inter_token,
@@ -131,7 +135,12 @@ class TaskReplica:
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._watcher = TaskWatcher(
-            self.builder, self._loop, TaskStore(client), settings.poll_interval_s, self._set_index
+            self.builder,
+            self._loop,
+            TaskStore(client),
+            settings.poll_interval_s,
+            self._set_index,
+            self._set_labels,
         )
 
     async def answer(self, asked: Request, send: Callable[[Output | Refusal], None]) -> None:
@@ -307,6 +316,23 @@ class TaskReplica:
         if proposer != self._metrics.proposer:
             self._metrics.set_proposer(proposer)
         self._metrics.set_index(self.builder.artifact, self.builder.index_bytes)
+
+    def _set_labels(self) -> None:
+        """Publishes how often the corpus has each label. Many labels take seconds to compile."""
+        builder, artifact = self.builder, self.builder.artifact
+        record, index, rows = builder.record, builder.proposer.index, dict[str, int]()
+        # The rows of an index that was cut to a size are no sample of the corpus.
+        whole = artifact and index.inputs and index.inputs.rows >= (artifact.corpus_rows or 0)
+        if record.choices and whole:
+            try:
+                labels = builder.engine.guides.labels(
+                    GuideSpec("labels", record.choices, end=record.label_end)
+                )
+                counts = index.rows_by_label(labels.trie, labels.label)
+                rows = dict(zip(labels.texts, counts.tolist(), strict=True))
+            except GuideError as error:
+                log.warning("the labels of task %s are not watched: %s", record.name, error)
+        self._metrics.set_labels(rows)
 
     def _observe_step(self, record: StepRecord) -> None:
         # The builder gets this method before `_metrics` exists, which needs the builder's proposer.

@@ -41,6 +41,27 @@ def saves_a_forward(labels: Sequence[Label], path: Sequence[int]) -> bool:
     )
 
 
+@given(label_sets, st.lists(label, max_size=12), st.sampled_from([(), (1,) * 20]), st.booleans())
+def test_rows_by_label_equal_a_plain_count(labels, outputs, stem, ended) -> None:
+    """With an end, an output is a whole label. Otherwise, it begins with one; the longest counts.
+
+    The stem makes labels longer than the n-grams of the index.
+    """
+    labels, outputs = ([(*stem, *one) for one in some] for some in (labels, outputs))
+    wanted = [0] * len(labels)
+    for output in outputs:
+        held = [one for one in labels if output == one or (output[: len(one)] == one and not ended)]
+        if held:
+            wanted[labels.index(max(held, key=len))] += 1
+    trie = trie_of(labels) if ended else LabelTrie.of(labels)
+    ends = np.full(len(trie.token), -1, np.int32)
+    for number, one in enumerate(labels):
+        ends[trie.after(0, dc.ids((*one, dc.EOS) if ended else one))] = number
+    index = dc.make_index(outputs, [[number % 3] for number in range(len(outputs))])
+    assert index.rows_by_label(trie, ends).tolist() == wanted
+    assert not dc.make_index(outputs).rows_by_label(trie, ends).any()
+
+
 @given(label_sets)
 def test_label_trie_knows_its_branches(labels) -> None:
     trie = trie_of(labels)

@@ -241,28 +241,76 @@ def test_drafter_vocabulary_is_a_histogram_and_the_off_reason_is_a_gauge():
     assert off == {"slow": 1, "failed": 0}
 
 
-def classified(label: str, sure: float = 0.75) -> GenerationResult:
+def classified(label: str, sure: float = 0.75, likeliest: str = "") -> GenerationResult:
     logprobs = math.log(sure), math.log(1 - sure)
-    scores = LabelScores((label or "news", "other one"), (0, 1), logprobs, 0.0, 0.0, 2)
+    scores = LabelScores((likeliest or label, "other one"), (0, 1), logprobs, 0.0, 0.0, 2)
     return replace(result("stop", ()), text=label, scores=scores)
+
+
+def by_label(registry: CollectorRegistry, name: str, proposer: str = "tasc") -> dict[str, float]:
+    text = generate_latest(registry).decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    own = [s for s in samples if s.name == name and s.labels["proposer"] == proposer]
+    return {s.labels["label"]: s.value for s in own}
 
 
 def test_classifications_are_counted_by_label_up_to_a_number_of_labels():
     registry, metrics = replica()
-    for name in [*(f"label {i}" for i in range(60)), "label 1", ""]:
+    for name in [*(f"label {i}" for i in range(60)), "label 1"]:
         metrics.observe_result(classified(name))
-    text = generate_latest(registry).decode()
-    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    by_label = {
-        s.labels["label"]: s.value for s in samples if s.name == "tasc_classifications_total"
-    }
-    assert len(by_label) == 51
-    assert by_label["label 0"] == 1
-    assert by_label["label 1"] == 2
-    assert by_label["other"] == 10
-    values = {s.name: s.value for s in samples if not s.name.endswith("_bucket")}
-    assert values["tasc_classifications_abstained_total"] == 1
-    assert values["tasc_classification_confidence_sum"] == pytest.approx(62 * 0.75)
+    metrics.observe_result(classified("", likeliest="news"))
+    metrics.observe_result(classified("none of these", likeliest="news"))
+    metrics.observe_result(classified("label 1"), own_labels=False)
+    counts = by_label(registry, "tasc_classifications_total")
+    assert len(counts) == 52
+    assert counts["label 0"] == 1
+    assert counts["label 1"] == 2
+    assert counts["other"] == 10
+    assert counts["of requests"] == 1
+    assert value(registry, "tasc_classifications_abstained_total") == 2
+    confidence = value(registry, "tasc_classification_confidence_sum")
+    assert confidence == pytest.approx(64 * 0.75)
+
+
+def test_the_commonest_labels_of_the_corpus_have_names_in_both_series():
+    registry, metrics = replica()
+    metrics.observe_result(classified("rare"))
+    rows = {"rare": 1, **{f"label {i}": 2 + i for i in range(60)}}
+    metrics.set_labels(rows)
+    counts = by_label(registry, "tasc_classifications_total")
+    assert counts == dict.fromkeys([*(f"label {i}" for i in range(10, 60)), "other"], 0)
+    named = {label: rows[label] for label in counts if label != "other"}
+    others = sum(rows.values()) - sum(named.values())
+    assert by_label(registry, "tasc_corpus_label_rows") == {**named, "other": others}
+    metrics.observe_result(classified("rare"))
+    metrics.observe_result(classified("label 59"))
+    metrics.set_labels({**rows, "label 59": 50})
+    counts = by_label(registry, "tasc_classifications_total")
+    assert (counts["label 59"], counts["other"]) == (1, 1), "the names are the same"
+    metrics.set_labels({**rows, "label 59": 7})
+    counts = by_label(registry, "tasc_classifications_total")
+    assert (len(counts), sum(counts.values())) == (51, 0), "there are other names"
+    metrics.observe_result(classified("label 9"))
+    metrics.observe_result(classified("label 59"))
+    counts = by_label(registry, "tasc_classifications_total")
+    assert (counts["label 9"], counts["other"]) == (1, 1)
+
+
+def test_label_rows_follow_the_index_the_labels_and_the_proposer():
+    registry, metrics = replica()
+    rows = "tasc_corpus_label_rows"
+    long = "x" * 100
+    metrics.set_labels({"other": 3, long: 1, f"{long}!": 1})
+    assert by_label(registry, rows) == {"other": 3, long: 2}
+    metrics.set_proposer("mixed")
+    assert by_label(registry, rows) == by_label(registry, rows, "mixed") == {}
+    metrics.set_labels({"yes": 3, "no": 0})
+    assert by_label(registry, rows, "mixed") == {"yes": 3, "no": 0, "other": 0}
+    for unknown in ({"yes": 0, "no": 0}, {}):
+        metrics.set_labels(unknown)
+        metrics.observe_result(classified("yes"))
+        assert by_label(registry, rows, "mixed") == {}
+    assert by_label(registry, "tasc_classifications_total", "mixed")["yes"] == 2
 
 
 def test_exported_metrics_are_documented_and_name_their_task():
@@ -281,6 +329,7 @@ def test_exported_metrics_are_documented_and_name_their_task():
     metrics.observe_step(StepRecord(1, 1, counts, counts, counts, 1, 0, 0, 0.0, 0.0))
     metrics.set_index(artifact(1, forecast=3.0), 10)
     metrics.observe_result(classified("music"))
+    metrics.set_labels({"music": 1})
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     exported = [s for s in samples if not s.name.endswith("_created")]
