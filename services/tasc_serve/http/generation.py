@@ -22,12 +22,13 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tasc_protocol import Request
+from tasc_protocol import Request, Whole
 from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.http.classify_api import ClassifyReply, ClassifyRequest
+from tasc_serve.http.decisions_api import DecisionsReply, DecisionsRequest, about_questions
 from tasc_serve.http.parsing import (
     CLIENT_CLOSED_REQUEST,
     GenerationBody,
@@ -60,7 +61,7 @@ _UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
 _Result = TypeVar("_Result")
 _Reply = Reply | ResponsesReply
-_WholeReply = _Reply | ClassifyReply
+_WholeReply = _Reply | ClassifyReply | DecisionsReply
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ ENDPOINTS: Final[Mapping[str, GenerationEndpoint]] = {
     "/v1/chat/completions": GenerationEndpoint(ChatRequest, partial(Reply, CHAT)),
     "/v1/responses": GenerationEndpoint(ResponsesRequest, ResponsesReply, in_its_words),
     "/v1/classify": GenerationEndpoint(ClassifyRequest, ClassifyReply),
+    "/v1/decisions": GenerationEndpoint(DecisionsRequest, DecisionsReply, about_questions),
 }
 
 
@@ -191,11 +193,16 @@ class Generation:
                 return known
             asked = choices.pinned(asked, retry.record_version)
         reply = endpoint.reply(body, task, asked)
-        if body.stream and not isinstance(reply, ClassifyReply):
+        if body.stream and isinstance(reply, _Reply):
             return await self._streamed(request, asked, reply, scope, permit, retry)
         with scope.waiting():
             async with _WhileConnected(request), _in_time(asked[0].timeout_s):
-                answers = await choices.complete(self._backend.router(task), asked)
+                router, answers = self._backend.router(task), list[Whole]()
+                # The guides of questions differ, and a replica compiles only so many at once.
+                differ = isinstance(body, DecisionsRequest)
+                most = self._limits.max_compiling_guides if differ else len(asked)
+                for at in range(0, len(asked), most):
+                    answers += await choices.complete(router, asked[at : at + most])
         permit.spend(sum(r.acceptance.steps if r.scores else len(r.tokens) for r, _ in answers))
         many = sum(r.scores.count if r.scores else len(t) for r, t in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))

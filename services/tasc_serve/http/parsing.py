@@ -18,6 +18,7 @@ from tasc_protocol import FieldError, Request
 from tasc_protocol.request import MOST_CHOICE_BYTES
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.classify_api import ClassifyRequest
+from tasc_serve.http.decisions_api import DecisionsRequest
 from tasc_serve.http.proxy_guard import first_fields
 from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
@@ -25,7 +26,9 @@ from tasc_serve.http_errors import ApiError, of_validation
 from tasc_serve.routing import choices
 from tasc_serve.settings import LimitSettings
 
-GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest | ClassifyRequest
+GenerationBody: TypeAlias = (
+    CompletionRequest | ChatRequest | ResponsesRequest | ClassifyRequest | DecisionsRequest
+)
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that disconnected
 _BYTES_PER_TOKEN = 4  # approximate size of a token's text
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -143,7 +146,7 @@ def requests_of(
         prompts = [tuple(p) if isinstance(p, list) else p for p in body.prompts]
         n, count, limit = body.n or 1, len(prompts), body.limit or 0
         answers = n * count
-        name = "input" if isinstance(body, ClassifyRequest) else "prompt"
+        name = {ClassifyRequest: "input", DecisionsRequest: "questions"}.get(type(body), "prompt")
         found = f"has {count} prompts"
         _require_at_most(name, found, count, "max_prompts", limits.max_prompts)
         _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
@@ -182,6 +185,10 @@ def requests_of(
         if n > 1:  # each answer's request includes the prompt
             found = f"is {n} answers to {total} bytes of prompts, {n * total} together"
             _require_at_most("n", found, n * total, "max_prompt_bytes", most * limits.max_choices)
+        if isinstance(body, DecisionsRequest):  # each question's request includes the input
+            found = f"has {count} prompts of {total} bytes together"
+            _require_at_most(name, found, total, "max_prompt_bytes", most * limits.max_choices)
+            return tuple(replace(requests[at], guide=own) for at, own in enumerate(body.guides))
         return requests
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
