@@ -290,7 +290,7 @@ _CLASSIFICATION = (
         "Classifications with a label / all classifications of the task; no label: the likeliest"
         " was not probable enough. Shares of a task add up to 100%. The 50 commonest labels of the"
         " corpus have names, or without a corpus the first 50 that a replica answers with. The rest"
-        " is other; labels that requests bring along are of requests.",
+        " is other; labels that are in a request only are from_request.",
         "A share moves and stays: compare it with the corpus and with that of a week before, and"
         " read some texts. If they are as before, the model, the prompt or the labels have changed."
         " other moves at restarts: there are over 50 labels and no draft index with rows of them.",

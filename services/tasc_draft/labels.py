@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
-from tasc_draft.drafts import Int32, Tokens
+from tasc_draft.drafts import Int32, Int64, Tokens
 
 NOWHERE = -1  # the state after a token that no label has
 UNLIMITED = -2  # the state of a row that may emit any token
@@ -74,6 +74,17 @@ class LabelTrie:
     def after(self, state: int, tokens: Int32) -> int:
         """The state after ``tokens``; `NOWHERE` if no sequence continues with these tokens."""
         return int(_behind(self.token, self.first, state, tokens))
+
+    def labels_at(self, text: Int32, starts: Int64, label: Int32) -> Int32:
+        """The longest label that begins at each of some places of a text; -1 for none.
+
+        Args:
+            text: Tokens; every start is followed by a token that no label has.
+            label: ``int32[nodes]``, the label that ends at a node; -1 for none.
+        """
+        found = np.full(len(starts), -1, np.int32)
+        _find_labels(self.token, self.first, text, starts, label, found)
+        return found
 
     def forced(self, state: int, max_tokens: int) -> Int32:
         """``int32[n]``, the forced tokens from a state on, at most ``max_tokens``."""
@@ -259,6 +270,18 @@ def _behind(token: Any, first: Any, state: int, tokens: Any) -> int:
             break
         state = child(token, first, state, tokens[i])
     return state
+
+
+@compiled
+def _find_labels(token: Any, first: Any, text: Any, starts: Any, label: Any, found: Any) -> None:
+    for i in range(len(starts)):
+        place = starts[i]
+        state = child(token, first, 0, text[place])
+        while state >= 0:
+            if label[state] >= 0:
+                found[i] = label[state]
+            place += 1
+            state = child(token, first, state, text[place])
 
 
 @borrowing

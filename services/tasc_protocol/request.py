@@ -174,6 +174,9 @@ class Scoring:
         if not _is_number(below) or not 0 <= below <= 1:
             message = f"abstain_below is {below!r:.80}; it goes from 0 to 1"
             raise FieldError("abstain_below", message)
+        if not isinstance(self.abstain_label, str | None):
+            message = f"abstain_label is {self.abstain_label!r:.80}; give a text, or leave it out"
+            raise FieldError("abstain_label", message)
 
 
 def _is_number(value: object) -> bool:

@@ -41,7 +41,14 @@ from tasc_protocol import FieldError, LabelScores, Scoring, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.calibration import Calibration, Prior, Scored, calibrated, labels_of
+from tasc_runtime.engine.calibration import (
+    Calibration,
+    Prior,
+    Scored,
+    calibrated,
+    labels_of,
+    require_fitting,
+)
 from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -662,12 +669,18 @@ class LLM:
             adapter=adapter,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
-        if (base := self._prior(prior, shared)) is not None:
+        classified = Classifications()
+        try:
+            base = self._prior(prior, shared)
+        except KeyboardInterrupt:
+            classified.interrupted = True
+            return classified
+        if base is not None:
             how = replace(how, biases=tuple((-base).tolist()))
             shared = structs.replace(shared, scoring=how)
         requests = [self._request(i, given, shared) for i, given in enumerate(texts)]
         found = self._run(requests, "classified", progress)
-        classified = Classifications(map(_classification, found.in_order))
+        classified += map(_classification, found.in_order)
         classified.interrupted = found.interrupted
         return classified
 
@@ -695,6 +708,9 @@ class LLM:
             raise FieldError("prior", f"prior is empty: {result.error}")
         found = np.empty(result.scores.count)
         found[list(result.scores.numbers)] = result.scores.logprobs
+        if np.isneginf(found).any():
+            message = f"prior is empty, and {result.scores.labels[-1]!r:.80} is impossible there"
+            raise FieldError("prior", f"{message}; leave the label out, or use prior uniform")
         return found
 
     def calibrate(
@@ -735,6 +751,7 @@ class LLM:
             raise FieldError("labels", "the task has no choices to calibrate; give choices")
         listed = list(rows_of(rows))
         labels = labels_of([row.output for row in listed], record.choices, end)
+        require_fitting(len(listed), len(record.choices))
         # Every label is scored, since a fit without the right label would trust wrong ones.
         how = Scoring(end, exact=True)
         shared = Request(scoring=how)

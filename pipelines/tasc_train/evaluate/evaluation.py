@@ -24,7 +24,13 @@ from tasc_jobs.statistics.quality import (
 from tasc_jobs.task_inputs import GenerationSettings
 from tasc_jobs.tuning.calibrate import TERMS, reliability_parts
 from tasc_protocol import GuideSpec, LabelScores
-from tasc_runtime.engine.calibration import Reliability, Scaling, Scored, labels_of
+from tasc_runtime.engine.calibration import (
+    Reliability,
+    Scaling,
+    Scored,
+    labels_of,
+    require_fitting,
+)
 from tasc_runtime.progress import StageProgress, silent
 from tasc_store import CorpusRow, TaskRecord
 from tasc_text import TaskTokenizer
@@ -140,6 +146,10 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
             outputs = labels_of(outputs, record.choices, record.label_end)
         except ValueError as error:
             raise UsageError(f"{error} with `tasc task set {record.name}`") from error
+        try:
+            require_fitting(len(outputs), len(record.choices))
+        except ValueError as error:
+            raise UsageError(f"--limit: {error}") from error
     measured = MeasuredModel(given.source, given.generation, given.setup)
     prompts = measured.prompts([row.input for row in given.test], labels)
     if not prompts:

@@ -89,21 +89,7 @@ class DraftIndex:
             trie: The tokens of the labels, with their ends.
             label: ``int32[nodes]``, the label that ends at a node; -1 for none.
         """
-        documents = len(self.corpus.offsets) - 1
-        found = np.full(documents, -1, np.int32)
-        # An edge is a node and a token. Nodes are numbered so that edges are in ascending order.
-        parents = np.repeat(np.arange(len(label)), np.diff(trie.first))
-        tokens = np.int64(max(self.vocab_size, trie.token.max()) + 2)  # END, -1, is no edge
-        edges = parents * tokens + trie.token[1:]
-        walking, nodes = np.arange(documents), np.zeros(documents, np.int64)
-        places = self.corpus.offsets[:-1] + np.int64(1)
-        while len(walking) and len(edges):
-            wanted = nodes * tokens + self.corpus.text[places]
-            at = np.searchsorted(edges, wanted)
-            known = edges[np.minimum(at, len(edges) - 1)] == wanted
-            walking, nodes, places = walking[known], at[known] + 1, places[known] + 1
-            ends = label[nodes] >= 0
-            found[walking[ends]] = label[nodes[ends]]
+        found = trie.labels_at(self.corpus.text, self.corpus.offsets[:-1] + np.int64(1), label)
         labels = found[self.inputs.documents if self.inputs else np.zeros(0, np.int32)]
         return np.bincount(labels[labels >= 0], minlength=int(label.max()) + 1)
 

@@ -81,7 +81,8 @@ class LabelSet:
             label[trie.after(0, np.array(sequence, np.int32))] = at
         made = cls(tuple(texts), trie, LabelTrie.of([*owners, *others]), label, parent, depth)
         # Computed here, and not on the engine's thread.
-        _ = made.stem, made.goes_on, made.ends_below, made.most_nested, made.preorder
+        _ = made.stem, made.goes_on, made.ends_below, made.most_nested, made.outermost
+        _ = made.preorder
         return made
 
     @cached_property
@@ -123,6 +124,13 @@ class LabelSet:
         """
         found = np.zeros(len(self.label), np.int32)
         _nest(self.parent, self.label, found)
+        return found
+
+    @cached_property
+    def outermost(self) -> NDArray[np.bool_]:
+        """``bool[labels]``, whether no other label ends on the way to a label's ends."""
+        found = np.ones(len(self.texts), bool)
+        _mark_inner(self.parent, self.label, found)
         return found
 
     @cached_property
@@ -299,7 +307,10 @@ class LabelScorer:
         scored = np.arange(len(found)) if how.exact else np.flatnonzero(found > -np.inf)
         scaled = found[scored] / how.temperature + self._state.biases[scored]
         order = scored[np.argsort(-scaled, kind="stable")][: how.top_k]
-        mass = min(float(np.exp(np.logaddexp.reduce(found[scored]))), 1.0) if how.mass else None
+        mass = None
+        if how.mass:  # an answer that begins with a longer label begins with a shorter one, too
+            outer = scored[self.labels.outermost[scored]]
+            mass = float(np.exp(np.logaddexp.reduce(found[outer])))
         return LabelScores(
             labels=tuple(texts[at] for at in order),
             numbers=tuple(order.tolist()),
@@ -351,7 +362,7 @@ class _Nodes:
         own, most = np.zeros(len(labels.texts)), np.zeros(nodes)
         if biases:
             own = np.array(biases)
-            _raise(labels.parent, labels.label, own, most)
+            _find_most(labels.parent, labels.label, own, most)
         return cls(logp, expanded, np.full(nodes, -1, np.int32), found, own, most)
 
 
@@ -387,7 +398,17 @@ def _nest(parent: Any, label: Any, most: Any) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _raise(parent: Any, label: Any, biases: Any, most: Any) -> None:
+def _mark_inner(parent: Any, label: Any, outermost: Any) -> None:
+    inside = np.zeros(len(parent), np.bool_)  # whether a label ends above a node
+    for node in range(1, len(parent)):
+        above = parent[node]
+        inside[node] = inside[above] or label[above] >= 0
+        if inside[node] and label[node] >= 0:
+            outermost[label[node]] = False
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_most(parent: Any, label: Any, biases: Any, most: Any) -> None:
     most[:] = -np.inf
     for node in range(len(parent) - 1, 0, -1):
         if label[node] >= 0:

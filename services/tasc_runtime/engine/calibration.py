@@ -5,8 +5,7 @@ rows (temperature scaling). If it also helps rows that were not fitted on, a bia
 added (vector scaling with one factor for all labels). Both: Guo et al. 2017, arXiv 1706.04599.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 from tasc_protocol import FieldError, LabelScores
 
 MIN_ROWS = 50
+MOST_SCORES = 10_000_000  # of rows and labels together, about 1 GB
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
-_GOLDEN = (math.sqrt(5) - 1) / 2
-_ROUNDS, _STEPS = 2, 100  # of fitting temperature and biases in turn; of fitting biases
-_LEAST_LOGPROB = -1e6
+_ITERATIONS = 500
+_LEAST_LOGPROB = -1000.0
 Prior = Literal["uniform", "empty"]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -164,6 +163,15 @@ class Calibration:
     after: Reliability
 
 
+def require_fitting(rows: int, labels: int) -> None:
+    """Raises ValueError if the scores of all labels for all rows take too much memory."""
+    if rows * labels > MOST_SCORES:
+        raise ValueError(
+            f"{rows} rows and {labels} labels are {rows * labels} scores; at most {MOST_SCORES} "
+            f"are held: give at most {MOST_SCORES // labels} rows"
+        )
+
+
 def labels_of(outputs: Sequence[str], choices: Sequence[str], end: str | None) -> list[str]:
     """Returns the choice that each output is, or the longest with which it begins before ``end``.
 
@@ -205,66 +213,63 @@ def calibrated(rows: Scored, prior: Float64 | None = None) -> Calibration:
     own = rows if prior is None else Scored(rows.logprobs - prior, rows.right)
     order = np.random.default_rng(0).permutation(n)
     halves = [own.part(order[part::2]) for part in (0, 1)]
-    fits = [(fitted(half), with_biases(half)) for half in halves]
-    for half, (found, _) in zip(halves, fits, strict=True):
-        right = int((half.logprobs.argmax(axis=1) == half.right).sum())
-        of_half = len(half.right)
-        if not 0 < right < of_half or not _COLDEST * 1.05 < found.temperature < _HOTTEST / 1.05:
-            raise ValueError(
-                f"the likeliest label is right in {right} of {of_half} rows, a half of the rows; "
-                f"such rows do not determine a temperature from {_COLDEST} to {_HOTTEST:g}: give "
-                "more rows, with right and wrong ones"
-            )
-    others = list(zip(halves, fits[::-1], strict=True))
-    losses = [sum(half.loss(fit[kind]) for half, fit in others) for kind in (0, 1)]
-    kind = int(losses[1] < losses[0])
-    shares = [np.exp(fit[kind].log_shares(half.logprobs)) for half, fit in others]
+    # Without biases, then with them: fits of both halves, and of all rows.
+    parts = (*halves, own)
+    fits = [[fitted(part, biased) for part in parts] for biased in (False, True)]
+    usable = [found for found in fits if all(map(_is_determined, found, parts))]
+    if not usable:
+        right = int((own.logprobs.argmax(axis=1) == own.right).sum())
+        raise ValueError(
+            f"the likeliest label is right in {right} of {n} rows; such rows do not determine a "
+            f"temperature from {_COLDEST} to {_HOTTEST:g}: give more rows, with right and wrong "
+            "ones"
+        )
+
+    def loss(found: Sequence[Scaling]) -> float:
+        """The loss of each half with the fit of the other half."""
+        return halves[0].loss(found[1]) + halves[1].loss(found[0])
+
+    best = min(usable, key=loss)
+    shares = [
+        np.exp(fit.log_shares(half.logprobs)) for half, fit in zip(halves, best[1::-1], strict=True)
+    ]
     after = Reliability.of(np.concatenate(shares), np.concatenate([h.right for h in halves]))
-    found = with_biases(own) if kind else fitted(own)
+    found = best[2]
     biases = found.biases if prior is None else found.biases - prior / found.temperature
     kept = tuple(biases.tolist()) if biases.any() else ()
     return Calibration(found.temperature, kept, n, before, after)
 
 
-def fitted(rows: Scored, biases: Float64 | None = None) -> Scaling:
-    """Fits the temperature with the least loss, from 0.05 to 20."""
-    own = np.zeros(rows.logprobs.shape[1]) if biases is None else biases
+def fitted(rows: Scored, biased: bool = False) -> Scaling:
+    """Fits a temperature and, if ``biased``, biases, which have a standard normal prior.
 
-    def loss(log_temperature: float) -> float:
-        return rows.loss(Scaling(math.exp(log_temperature), own))
-
-    return Scaling(math.exp(_least(loss, math.log(_COLDEST), math.log(_HOTTEST))), own)
-
-
-def with_biases(rows: Scored) -> Scaling:
-    """Fits a temperature and biases, which have a standard normal prior.
-
-    A label without rows would otherwise have a bias of minus infinity.
+    A label without rows would otherwise have a bias of minus infinity. The loss is convex in the
+    biases and the reciprocal of the temperature, which may come out of any range.
     """
-    found = fitted(rows)
-    counts = np.bincount(rows.right, minlength=rows.logprobs.shape[1])
-    for _ in range(_ROUNDS):
-        biases = found.biases.copy()
-        for _ in range(_STEPS):
-            shares = np.exp(Scaling(found.temperature, biases).log_shares(rows.logprobs))
-            # Twice the diagonal is above the Hessian, because its rows sum to 0.
-            curvature = 2 * (shares * (1 - shares)).sum(axis=0) + 1
-            biases += (counts - shares.sum(axis=0) - biases) / curvature
-        found = fitted(rows, biases)
-    return found
+    import torch  # only here, since mistakes of users are reported without it
+
+    highest = rows.logprobs.max(axis=1, keepdims=True)
+    logits = torch.from_numpy(np.maximum(rows.logprobs - highest, _LEAST_LOGPROB))
+    right, n = torch.from_numpy(rows.right), len(rows.right)
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    biases = torch.zeros(logits.shape[1], dtype=torch.float64, requires_grad=biased)
+    optimizer = torch.optim.LBFGS(
+        [scale, biases] if biased else [scale], max_iter=_ITERATIONS, history_size=20,
+        tolerance_grad=1e-7, tolerance_change=1e-14, line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = torch.nn.functional.cross_entropy(scale * logits + biases, right)
+        found = found + biases.square().sum() / (2 * n)
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    return Scaling(float(1 / scale.detach()), biases.detach().numpy())
 
 
-def _least(loss: Callable[[float], float], low: float, high: float) -> float:
-    """The place of the minimum of a function with one minimum, by golden-section search."""
-    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_a, of_b = loss(a), loss(b)
-    while high - low > 1e-3:
-        if of_a < of_b:
-            high, b, of_b = b, a, of_a
-            a = high - _GOLDEN * (high - low)
-            of_a = loss(a)
-        else:
-            low, a, of_a = a, b, of_b
-            b = low + _GOLDEN * (high - low)
-            of_b = loss(b)
-    return (low + high) / 2
+def _is_determined(found: Scaling, rows: Scored) -> bool:
+    """Whether the fit is within its limits. Rows that are all right would make it ever colder."""
+    hit = found.log_shares(rows.logprobs).argmax(axis=1) == rows.right
+    return _COLDEST < found.temperature < _HOTTEST and not hit.all()

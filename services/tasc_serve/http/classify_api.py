@@ -33,7 +33,7 @@ class ClassifyRequest(HarmlessFields):
     unsupported: ClassVar = {
         "multi": (False,),
         "prior": ("uniform",),
-    }  # `tasc calibrate` has the latter
+    }  # only calibrations have priors
 
     model: str = Field(max_length=256, description="the task's name")
     input: _Texts = Field(description="one or several texts")

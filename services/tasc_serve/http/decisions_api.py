@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -32,8 +33,8 @@ def _messages(sent: Any) -> Any:
 
 
 def _value(sent: Any) -> Any:
-    if not isinstance(sent, str | bool):
-        raise PydanticCustomError("no_value", "is a string, true or false")
+    if not isinstance(sent, str | bool) or sent == "":
+        raise PydanticCustomError("no_value", "is a non-empty string, true or false")
     return sent
 
 
@@ -47,7 +48,7 @@ class _Choice(fields.Body):
 
 
 class _Level(fields.Body):
-    label: str
+    label: str = Field(min_length=1)
     description: str | None = None
 
 
@@ -65,7 +66,7 @@ class _Question(fields.Body):
     def options(self) -> Sequence[_Choice | _Level]:
         return self.choices or self.levels or _YES_NO
 
-    @property
+    @cached_property
     def guide(self) -> GuideSpec:
         """The labels; raises ValueError if they are too large."""
         return GuideSpec("choice", tuple(option.label for option in self.options))

@@ -22,7 +22,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tasc_protocol import Request, Whole
+from tasc_protocol import Request
 from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
@@ -197,12 +197,7 @@ class Generation:
             return await self._streamed(request, asked, reply, scope, permit, retry)
         with scope.waiting():
             async with _WhileConnected(request), _in_time(asked[0].timeout_s):
-                router, answers = self._backend.router(task), list[Whole]()
-                # The guides of questions differ, and a replica compiles only so many at once.
-                differ = isinstance(body, DecisionsRequest)
-                most = self._limits.max_compiling_guides if differ else len(asked)
-                for at in range(0, len(asked), most):
-                    answers += await choices.complete(router, asked[at : at + most])
+                answers = await choices.complete(self._backend.router(task), asked)
         permit.spend(sum(r.acceptance.steps if r.scores else len(r.tokens) for r, _ in answers))
         many = sum(r.scores.count if r.scores else len(t) for r, t in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))

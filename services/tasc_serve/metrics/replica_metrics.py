@@ -39,7 +39,7 @@ _INTER_TOKEN_S = (
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
 _FORWARDS = (1, 2, 3, 4, 5, 6, 8, 10, 16, 32, 64, 128, 1024)
 _MAX_LABELS, _MAX_LABEL_CHARS = 50, 100  # of the series of one replica
-_OTHER, _FOREIGN = "other", "of requests"  # further labels of the task, and labels of requests
+_OTHER, _FOREIGN = "other", "from_request"  # further labels of the task, and labels of requests
 _MAX_PENDING = 64  # maximum number of steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
@@ -368,7 +368,8 @@ class ReplicaMetrics:
         ).set_function(lambda: self._load()[2])
 
     def _make_classification(self, make: Series) -> None:
-        self._make_labels(make)
+        self._named = set[str]()
+        self._make_classified(make)
         self._corpus_rows = make.gauges(
             "corpus_label_rows",
             "Rows of the draft index's corpus with a label of the task, by the same names.",
@@ -385,8 +386,7 @@ class ReplicaMetrics:
             "classification_steps", "Forward passes of one classification.", _FORWARDS
         )
 
-    def _make_labels(self, make: Series) -> None:
-        self._named = set[str]()
+    def _make_classified(self, make: Series) -> None:
         self._classified = make.counters(
             "classifications",
             f"Classifications by label, for the {_MAX_LABELS} labels of the task that are the"
@@ -468,7 +468,8 @@ class ReplicaMetrics:
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
         self._first_token.observe(result.timings.first_token)
-        if (scores := result.scores) is not None:
+        scores = result.scores
+        if scores is not None and scores.mass is None:  # decisions are no classifications
             if result.text == scores.labels[0]:
                 self._count_label(result.text[:_MAX_LABEL_CHARS], own_labels)
             else:
@@ -491,10 +492,11 @@ class ReplicaMetrics:
         Counts of classifications begin at 0 again if the names change. Any thread may call this.
 
         Args:
-            rows: The rows of each label of the task. If no label has any, names stay.
+            rows: The rows of each label of the task. If no label has any, names of its labels stay.
         """
         self._series.clear("corpus_label_rows")
         if not any(rows.values()):
+            self._named &= {label[:_MAX_LABEL_CHARS] for label in rows}
             return
         found = dict[str, int]()
         for label, count in rows.items():
@@ -502,9 +504,9 @@ class ReplicaMetrics:
             found[name] = found.get(name, 0) + count
         names = sorted(found, key=lambda name: -found[name])[:_MAX_LABELS]
         if self._named != set(names):
-            self._series.clear("classifications")
-            self._make_labels(self._series)
             self._named = set(names)
+            self._series.clear("classifications")
+            self._make_classified(self._series)
         counts = {name: found[name] for name in names}
         counts[_OTHER] = counts.get(_OTHER, 0) + sum(found.values()) - sum(counts.values())
         for name, count in counts.items():

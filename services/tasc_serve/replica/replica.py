@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _LEAST_STALL_S = 60.0  # a long step must not cause a replacement
 _LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
+_SMALL_LABELS = 65_536  # bytes
 _COMPILERS = 2  # so that one slow guide does not delay all others
 _KEPT = 64  # number of endings that the rate covers
 _LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
@@ -118,7 +119,7 @@ class TaskReplica:
             takes_conversations=self.builder.has_chat_template,
         )
         self._set_index()
-        self._set_labels()
+        self._counted: object = None
         self._loop = EngineLoop(
             self.builder.engine,
             on_delta=self._metrics.observe_inter_token,
@@ -140,7 +141,7 @@ class TaskReplica:
             TaskStore(client),
             settings.poll_interval_s,
             self._set_index,
-            self._set_labels,
+            self._count_labels,
         )
 
     async def answer(self, asked: Request, send: Callable[[Output | Refusal], None]) -> None:
@@ -317,12 +318,17 @@ class TaskReplica:
             self._metrics.set_proposer(proposer)
         self._metrics.set_index(self.builder.artifact, self.builder.index_bytes)
 
-    def _set_labels(self) -> None:
-        """Publishes how often the corpus has each label. Many labels take seconds to compile."""
-        builder, artifact = self.builder, self.builder.artifact
-        record, index, rows = builder.record, builder.proposer.index, dict[str, int]()
+    def _count_labels(self) -> None:
+        """Publishes how often the corpus has each label, if anything that it depends on changed."""
+        builder, artifact, proposer = self.builder, self.builder.artifact, self._metrics.proposer
+        record, index = builder.record, builder.proposer.index
+        counted = artifact and artifact.version, record.choices, record.label_end, proposer
+        if counted == self._counted:
+            return
         # The rows of an index that was cut to a size are no sample of the corpus.
-        whole = artifact and index.inputs and index.inputs.rows >= (artifact.corpus_rows or 0)
+        of_corpus = artifact.corpus_rows if artifact else None
+        whole = of_corpus and index.inputs and index.inputs.rows >= of_corpus
+        rows = dict.fromkeys(record.choices, 0)
         if record.choices and whole:
             try:
                 labels = builder.engine.guides.labels(
@@ -333,6 +339,7 @@ class TaskReplica:
             except GuideError as error:
                 log.warning("the labels of task %s are not watched: %s", record.name, error)
         self._metrics.set_labels(rows)
+        self._counted = counted
 
     def _observe_step(self, record: StepRecord) -> None:
         # The builder gets this method before `_metrics` exists, which needs the builder's proposer.
@@ -423,8 +430,10 @@ class Admission:
         if guides.known(guide):
             return None
         if (compiling := self._compiling.get(guide)) is None:
-            if not guide.is_tasks and len(self._compiling) >= self._limits.max_compiling_guides:
-                message = f"{len(self._compiling)} other guides are being compiled; try again later"
+            large = sum(not _is_small(other) for other in self._compiling)
+            full = large >= self._limits.max_compiling_guides
+            if full and not (guide.is_tasks or _is_small(guide)):
+                message = f"{large} other guides are being compiled; try again later"
                 return Refusal("full", f"{guide.name}: {message}", guide.field)
 
             def ended(compiled: asyncio.Future[None]) -> None:
@@ -450,6 +459,11 @@ class Admission:
     def close(self) -> None:
         for threads in (self._threads, self._own, self._renders):
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_small(guide: GuideSpec) -> bool:
+    """Whether a guide is a set of labels that compiles in milliseconds."""
+    return guide.kind == "labels" and guide.size_bytes <= _SMALL_LABELS
 
 
 class DrainRate:

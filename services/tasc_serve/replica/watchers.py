@@ -33,8 +33,7 @@ class TaskWatcher:
     Args:
         poll_s: Maximum seconds until a new version is detected.
         on_change: Called between two steps when the index or the proposer has changed.
-        after_change: Called on a thread of this object when the index or the record has changed; it
-            may take seconds.
+        look: Called on a thread of its own, now and after each period; it may take seconds.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class TaskWatcher:
         tasks: TaskStore,
         poll_s: float,
         on_change: Callable[[], None] = lambda: None,
-        after_change: Callable[[], None] = lambda: None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._builder, self._loop, self._tasks = builder, loop, tasks
-        self._poll_s, self._on_change, self._after_change = poll_s, on_change, after_change
+        self._poll_s, self._on_change = poll_s, on_change
         self._name = builder.record.name
         self._index = builder.artifact.version if builder.artifact else None
         self._known = builder.record_version
@@ -62,7 +61,7 @@ class TaskWatcher:
             log.error,
             AGAIN_S,
         )
-        polls = {"record": self._poll_record, "index": self._poll_index}
+        polls = {"record": self._poll_record, "index": self._poll_index, "labels": look}
         self._polling = [
             RepeatedCall(f"polling the task's {name}", poll, poll_s) for name, poll in polls.items()
         ]
@@ -81,7 +80,6 @@ class TaskWatcher:
             with self._changing:
                 proposer = self._builder.proposer_for(self._builder.record, index)
                 self._between_steps(partial(self._swap, artifact, index, proposer))
-                self._after_change()
         except (IndexRefused, ValueError):  # it can never fit; other errors may be temporary
             log.exception("a new draft index does not fit; the old one stays in use")
         self._index = artifact.version
@@ -147,7 +145,6 @@ class TaskWatcher:
             builder.engine.guides.of(guide)
         proposer = builder.proposer_for(record, builder.proposer.index)
         self._between_steps(partial(self._take, record, version, proposer))
-        self._after_change()
 
     def _take(self, record: TaskRecord, version: int, proposer: Drafting | None) -> None:
         self._builder.take(record, version, proposer)

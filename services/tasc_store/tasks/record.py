@@ -290,6 +290,9 @@ class TaskRecord:
             _require_within("abstain_below", self.abstain_below, 0, 1)
         if not isinstance(self.abstain_label, str | None):
             raise ValueError(f"abstain_label is {self.abstain_label!r:.80}; it must be a text")
+        biases = self.label_biases
+        if not isinstance(biases, tuple) or not all(map(_is_finite, biases)):
+            raise ValueError(f"label_biases is {biases!r:.80}; it must be a list of finite numbers")
         if self.label_temperature is None:
             return
         _require_within("label_temperature", self.label_temperature, 0.01, 100)
@@ -299,9 +302,6 @@ class TaskRecord:
                 "model, adapter, dtype, prompt, label end or label set; unset it (with "
                 "--unset label_temperature), and run `tasc calibrate` again"
             )
-        biases = self.label_biases
-        if not isinstance(biases, tuple) or not all(map(_is_finite, biases)):
-            raise ValueError(f"label_biases is {biases!r:.80}; it must be a list of finite numbers")
         if biases and len(biases) != len(self.choices):
             raise ValueError(
                 f"label_biases has {len(biases)} numbers; give one for each of "
@@ -361,7 +361,7 @@ class TaskRecord:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
+    return isinstance(value, int | float) and -math.inf < value < math.inf
 
 
 def _is_text(value: object) -> bool:

@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis]
 
 SIZES = {"max_model_len": MODEL_LEN, "device": "cpu", "cost_aware": False}
 CHAT, SHIPPED = f"chat-{uuid.uuid4().hex}", f"shipped-{uuid.uuid4().hex}"
-COMPILED = 4  # at most so many new guides at a time
 CLOSE = 1e-4
 COLOURS = {
     "type": "choice",
@@ -126,7 +125,7 @@ def deciding(service: Service, chat_folder) -> Iterator[Service]:
         for record in (chat, shipped):
             TaskStore(client).put(record)
     tasks = [ServedTask.model_validate({"name": n, "num_cpus": 0.1}) for n in (CHAT, SHIPPED)]
-    limits = service.settings.limits.model_copy(update={"max_compiling_guides": COMPILED})
+    limits = service.settings.limits.model_copy(update={"max_compiling_guides": 1})
     settings = service.settings.model_copy(update={"tasks": tuple(tasks), "limits": limits})
     application = build(settings, service.redis_url, newest_digests(settings, service.redis_url))
     serve.run(application, name="decisions", route_prefix="/decisions")
@@ -199,7 +198,7 @@ def test_decision_of_the_shipped_model_has_the_mass_of_labels_with_their_end(dec
 def test_many_questions_with_other_labels_each_are_all_answered(deciding):
     many = [
         {**URGENT, "levels": [{"label": f"{at} {word}"} for word in ("low", "high")]}
-        for at in range(3 * COMPILED + 1)
+        for at in range(13)
     ]
     answers = ask(deciding, CHAT, *many).answers
     assert [[each.label for each in one.probabilities] for one in answers] == [

@@ -8,7 +8,14 @@ import pytest
 
 import tiny
 from tasc_protocol import FieldError
-from tasc_runtime.engine.calibration import Reliability, Scored, calibrated, fitted, with_biases
+from tasc_runtime.engine.calibration import (
+    MOST_SCORES,
+    Reliability,
+    Scored,
+    calibrated,
+    fitted,
+    require_fitting,
+)
 from tasc_runtime.llm import LLM
 from tasc_store import TaskRecord
 
@@ -41,25 +48,56 @@ def test_the_temperature_of_the_rows_is_found(temperature):
         assert found.after.brier < found.before.brier
 
 
-def test_biases_of_the_rows_are_found_where_they_help():
-    biases = np.array([1.5, -1.5, 0.5, -0.5])
-    rows = rows_with(2.0, biases=biases.tolist())
-    fit = with_biases(rows)
-    assert fit.temperature == pytest.approx(2.0, rel=0.1)
-    assert fit.biases - fit.biases.mean() == pytest.approx(biases, abs=0.15)
+@pytest.mark.parametrize(
+    ("temperature", "biases"),
+    [(2.0, (1.5, -1.5, 0.5, -0.5)), (1.0, (6.0, -6.0, 2.0, -2.0)), (0.4, (-3.0, 3.0, 0.0, 0.0))],
+)
+def test_biases_of_the_rows_are_found_where_they_help(temperature, biases):
+    rows = rows_with(temperature, biases=biases)
+    fit, only = fitted(rows, biased=True), fitted(rows)
+    assert fit.temperature == pytest.approx(temperature, rel=0.15)
+    assert fit.biases - fit.biases.mean() == pytest.approx(np.array(biases), abs=1.2)
+    assert rows.loss(fit) < rows.loss(only) - 0.1
     found = calibrated(rows)
     assert found.biases == tuple(fit.biases.tolist())
     assert found.after.accuracy > found.before.accuracy
-    only = fitted(rows)
-    assert rows.loss(fit) < rows.loss(only) - 0.1
-    few = calibrated(rows_with(2.0, 60))  # so few rows make biases worse than none
-    assert few.biases == ()
+    assert found.after.error < 0.02
+
+
+def test_fit_is_at_the_least_loss():
+    rows = rows_with(1.0, 400, (6.0, -6.0, 2.0, -2.0))
+    found = fitted(rows, biased=True)
+    shares = np.exp(found.log_shares(rows.logprobs))
+    shares[np.arange(400), rows.right] -= 1
+    assert np.abs(shares.sum(axis=0) + found.biases).max() < 1e-3
+    assert abs((shares * rows.logprobs).sum()) < 1e-2
+
+
+def test_rows_whose_labels_are_all_wrong_without_biases_are_calibrated():
+    chance = np.random.default_rng(0)
+    right = chance.integers(0, 2, 400)
+    logits = np.where(right == 1, 1.0, -1.0) + chance.normal(0, 1, 400) + 15
+    rows = Scored(np.column_stack((np.zeros(400), logits)), right)
+    found = calibrated(rows)
+    assert len(found.biases) == 2
+    assert found.before.accuracy < 0.6
+    assert found.after.accuracy > 0.8
+
+
+def test_few_rows_get_no_biases():
+    assert calibrated(rows_with(2.0, 60)).biases == ()
+
+
+def test_more_scores_than_memory_has_room_for_are_refused():
+    require_fitting(100, MOST_SCORES // 100)
+    with pytest.raises(ValueError, match="at most 500 rows"):
+        require_fitting(501, MOST_SCORES // 500)
 
 
 def test_a_label_without_rows_keeps_a_finite_bias():
     rows = rows_with(1.0)
     never = Scored(np.column_stack((rows.logprobs, np.full(len(rows.right), -2.0))), rows.right)
-    found = with_biases(never).biases
+    found = fitted(never, biased=True).biases
     assert np.isfinite(found).all()
     assert found.argmin() == 4
 
@@ -69,7 +107,8 @@ def test_probabilities_are_divided_by_those_of_an_empty_input():
     moved = Scored(rows.logprobs + prior, rows.right)
     found, expected = calibrated(moved, prior), calibrated(rows)
     assert found.temperature == pytest.approx(expected.temperature)
-    assert found.after == expected.after
+    assert found.after.error == pytest.approx(expected.after.error)
+    assert found.after.brier == pytest.approx(expected.after.brier)
     moved_by = np.array(found.biases) - (np.array(expected.biases) if expected.biases else 0)
     assert moved_by == pytest.approx(-prior / found.temperature)
 
@@ -137,7 +176,9 @@ def test_calibration_is_used_for_the_choices_of_the_task_and_kept(llm, tmp_path)
         assert dict(one.probabilities) == pytest.approx(dict(other.probabilities))
     llm.save(tmp_path / "task")
     again = LLM.load(tmp_path / "task").classify(texts, exact=True)
-    assert [one.probability for one in again] == [one.probability for one in after]
+    assert [one.probability for one in again] == [
+        pytest.approx(one.probability, rel=1e-12) for one in after
+    ]
 
 
 def test_a_prior_is_kept_with_the_calibration(llm):

@@ -259,6 +259,26 @@ def test_number_of_compiling_guides_is_limited_and_equal_guides_count_once():
     assert "2 other guides are being compiled; try again later" in found[-1].message
 
 
+def test_small_sets_of_labels_are_not_limited_and_large_ones_are():
+    ended = threading.Event()
+    guides = Guides(lambda spec: ended.wait(30))
+    small = [
+        call(Request(guide=GuideSpec("labels", (f"a{i}", "b"), field="labels"))) for i in range(6)
+    ]
+    large = [
+        call(Request(guide=GuideSpec("labels", (f"a{i}" * 40_000, "b"), field="labels")))
+        for i in range(2)
+    ]
+    try:
+        found = admitted(
+            [*small, *large], worker_of(guides), guide_timeout_s=0.2, max_compiling_guides=1
+        )
+    finally:
+        ended.set()
+    assert all("0.2 s" in r.message for r in found[:-1])
+    assert "1 other guides are being compiled" in found[-1].message
+
+
 def test_call_that_timed_out_on_a_guide_succeeds_after_the_guide_is_compiled():
     ended = threading.Event()
     guides = Guides(lambda spec: ended.wait(30))

@@ -122,22 +122,6 @@ def test_every_field_of_the_openai_client_is_used_or_harmless():
     assert asked(backend_of(), **extra).status_code == 200
 
 
-def test_questions_are_asked_in_parts_so_that_no_replica_compiles_too_many_guides():
-    class Counted(FakeBackend):
-        most = 0
-
-        async def complete(self, call):
-            self.most = max(self.most, self.open + 1)
-            return await super().complete(call)
-
-    backend = Counted(by_choice={at: [0.01, *scored(SHARES[at % 4])] for at in range(12)})
-    found = asked(backend, {"max_compiling_guides": 5}, questions=QUESTIONS * 3)
-    assert found.status_code == 200, found.text
-    types = [one["type"] for one in found.json()["answers"]]
-    assert types == ["choice", "choice", "predicate", "score"] * 3
-    assert backend.most == 5
-
-
 def with_option(question, field, *options):
     return {"questions": [question | {field: list(options)}]}
 

@@ -261,12 +261,14 @@ def test_classifications_are_counted_by_label_up_to_a_number_of_labels():
     metrics.observe_result(classified("", likeliest="news"))
     metrics.observe_result(classified("none of these", likeliest="news"))
     metrics.observe_result(classified("label 1"), own_labels=False)
+    decided = classified("label 1")
+    metrics.observe_result(replace(decided, scores=replace(decided.scores, mass=0.5)))
     counts = by_label(registry, "tasc_classifications_total")
     assert len(counts) == 52
     assert counts["label 0"] == 1
     assert counts["label 1"] == 2
     assert counts["other"] == 10
-    assert counts["of requests"] == 1
+    assert counts["from_request"] == 1
     assert value(registry, "tasc_classifications_abstained_total") == 2
     confidence = value(registry, "tasc_classification_confidence_sum")
     assert confidence == pytest.approx(64 * 0.75)
