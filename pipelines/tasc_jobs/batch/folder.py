@@ -187,7 +187,8 @@ class JobFolder:
         with suppress(FileNotFoundError), self._records.open("rb") as lines:
             for line in lines:
                 try:
-                    record = Record(**dict(zip(_FIELDS, json.loads(line), strict=True)))
+                    # Records of earlier versions lack the last field.
+                    record = Record(**dict(zip(_FIELDS, json.loads(line), strict=False)))
                 except (ValueError, TypeError):
                     return
                 if not line.endswith(b"\n"):
