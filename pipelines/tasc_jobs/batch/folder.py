@@ -187,8 +187,7 @@ class JobFolder:
         with suppress(FileNotFoundError), self._records.open("rb") as lines:
             for line in lines:
                 try:
-                    # Records of earlier versions lack the last field.
-                    record = Record(**dict(zip(_FIELDS, json.loads(line), strict=False)))
+                    record = Record(**dict(zip(_FIELDS, json.loads(line), strict=True)))
                 except (ValueError, TypeError):
                     return
                 if not line.endswith(b"\n"):
