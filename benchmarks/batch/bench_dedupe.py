@@ -8,7 +8,8 @@
 and a draft index of the training data. A share of the rows repeats the input of an earlier row,
 which is drawn uniformly. Where more distinct inputs are needed than the data has, number words are
 added to them. Rows/s are those from the first report with a running engine, at most half a second
-late, until the output is written, so starting Ray and the engine is left out. The bar is a ratio of
+late, until the output is written, so starting Ray and the engine is left out. Rows per CPU second
+of this process and its engine say the same on a machine that others use, too. The bar is a ratio of
 1.2 with equal bytes in float32 and int8. In bfloat16 the kernels of some processors make a logit
 depend on the rows computed with it; differing answers are counted there. The last line of stdout is
 one JSON object. The exit code is 1 if outputs of float32 or int8 differ.
@@ -68,6 +69,7 @@ class Run:
 
     output: Path
     rows_per_second: float
+    rows_per_cpu_second: float
     repeats: int
     tokens: int
     block_efficiency: float
@@ -112,8 +114,8 @@ def main() -> int:
         build_and_publish(server.url, demo_record(TASK))
         source = write_source(folder / "in.jsonl", options.rows, options.share, options.seed)
         for part in options.parts:
-            parts[part], figure = compared(part, server.url, source, folder / part, options)
-            figures.append(figure)
+            parts[part], new = compared(part, server.url, source, folder / part, options)
+            figures += new
     show_figures(figures)
     found = {"rows": options.rows, "share": options.share, "logprobs": options.logprobs}
     records = [figure.record for figure in figures]
@@ -143,8 +145,8 @@ def write_source(file: Path, rows: int, share: float, seed: int) -> Path:
 
 def compared(
     part: str, url: str, source: Path, folder: Path, options: argparse.Namespace
-) -> tuple[dict[str, Any], Figure]:
-    """Run the job on both sides in turn; returns the runs, and the figure of their ratio."""
+) -> tuple[dict[str, Any], list[Figure]]:
+    """Run the job on both sides in turn; returns the runs, and the figures of their ratios."""
     from tasc_jobs.demo.tasks import demo_record
     from tasc_store import TaskStore, connect
 
@@ -158,12 +160,20 @@ def compared(
     pairs = list(zip(found["on"], found["off"], strict=True))
     differing = max(differing_lines(a.output, b.output) for a, b in pairs)
     ratios = [a.rows_per_second / b.rows_per_second for a, b in pairs]
-    figure = Figure.of_runs(f"{part}: rows/s, dedupe on / off", ratios, "x", BAR)
+    of_cpu = [a.rows_per_cpu_second / b.rows_per_cpu_second for a, b in pairs]
+    figures = [
+        Figure.of_runs(f"{part}: rows/s, dedupe on / off", ratios, "x", BAR),
+        Figure.of_runs(f"{part}: rows per CPU second, dedupe on / off", of_cpu, "x"),
+        *(
+            Figure.of_runs(f"{part}: dedupe {name}", [r.rows_per_second for r in runs], "rows/s")
+            for name, runs in found.items()
+        ),
+    ]
     runs = {
         name: [{k: v for k, v in asdict(each).items() if k != "output"} for each in runs]
         for name, runs in found.items()
     }
-    return {"differing": differing, "ratios": ratios, **runs}, figure
+    return {"differing": differing, **runs}, figures
 
 
 def run(name: str, url: str, source: Path, folder: Path, options: argparse.Namespace) -> Run:
@@ -174,11 +184,11 @@ def run(name: str, url: str, source: Path, folder: Path, options: argparse.Names
     from tasc_protocol import Request
     from tasc_runtime.engine_settings import EngineSettings
 
-    began: list[tuple[float, int]] = []
+    seen: list[tuple[float, int, float]] = []  # times, rows that were done, CPU seconds
 
     def progress(found: JobProgress) -> None:
-        if found.engines and not began:
-            began.append((time.monotonic(), found.report.rows))
+        if found.engines:
+            seen.append((time.monotonic(), found.report.rows, cpu_seconds()))
 
     output = folder / f"{len(list(folder.glob('*.jsonl')))}.jsonl"
     more = {} if name == "on" else {"dedupe_bytes": 0}
@@ -186,11 +196,24 @@ def run(name: str, url: str, source: Path, folder: Path, options: argparse.Names
     report = generate(
         url, TASK, Source.of(source), output, engine=engine, asked=asked, progress=progress, **more
     )
-    (start, done), ended = began[0], time.monotonic()
+    ended = time.monotonic()
+    (start, done, used), (_, last_done, last_used) = seen[0], seen[-1]
     assert (report.rows, report.errors) == (options.rows, 0)
     rate = (report.rows - done) / (ended - start)
-    to_stderr(f"  dedupe {name}: {rate:.1f} rows/s, {report.repeats} copied")
-    return Run(output, rate, report.repeats, report.tokens, report.block_efficiency)
+    cpu_rate = (last_done - done) / (last_used - used)
+    to_stderr(f"  dedupe {name}: {rate:.1f} rows/s, {cpu_rate:.1f} per CPU second")
+    return Run(output, rate, cpu_rate, report.repeats, report.tokens, report.block_efficiency)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its engines so far."""
+    from killable import pids
+
+    ticks = 0
+    for pid in pids("ray::EngineActor"):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def differing_lines(one: Path, other: Path) -> int:
