@@ -3,6 +3,8 @@
 import hashlib
 import json
 from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
 
 from tasc_jobs.batch.work import Record, Row
 
@@ -34,7 +36,7 @@ class Repeats:
         digest = _digest(row)
         if kept := self._kept.get(digest):
             self._kept.move_to_end(digest)
-            self._copies.append(Record.of(row, json.loads(kept), None, repeat=True))
+            self._copies.append(_copy(row, json.loads(kept)))
         elif (waiting := self._waiting.get(digest)) is not None:
             waiting.append(row)
         else:
@@ -54,7 +56,7 @@ class Repeats:
         waiting = self._waiting.pop(digest, [])
         if record.content is None:
             return waiting
-        self._copies += [Record.of(each, record.content, None, repeat=True) for each in waiting]
+        self._copies += [_copy(each, record.content) for each in waiting]
         self._keep(digest, json.dumps(record.content).encode())
         return []
 
@@ -71,5 +73,10 @@ class Repeats:
             self._bytes -= len(self._kept.popitem(last=False)[1]) + _ENTRY_BYTES
 
 
+def _copy(row: Row, content: dict[str, Any]) -> Record:
+    return replace(Record.of(row, content, None), repeat=True)
+
+
 def _digest(row: Row) -> bytes:
-    return hashlib.blake2b(row.payload.encode(), digest_size=_DIGEST_BYTES).digest()
+    payload = row.payload.encode(errors="surrogatepass")
+    return hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()

@@ -120,21 +120,13 @@ class Record:
     error: str | None
     tokens: int = 0
     steps: int = 0
-    repeat: bool = False
+    repeat: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(
-        cls,
-        row: Row,
-        content: dict[str, Any] | None,
-        error: str | None,
-        tokens: int = 0,
-        steps: int = 0,
-        *,
-        repeat: bool = False,
+        cls, row: Row, content: dict[str, Any] | None, error: str | None, *counts: int
     ) -> "Record":
-        place = row.ordinal, row.id, row.line, row.file
-        return cls(*place, content, error, tokens, steps, repeat)
+        return cls(row.ordinal, row.id, row.line, row.file, content, error, *counts)
 
 
 @dataclass(frozen=True)

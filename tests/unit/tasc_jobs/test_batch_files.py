@@ -479,7 +479,7 @@ def test_dry_run_fails_if_no_row_can_be_answered(tmp_path, monkeypatch) -> None:
 
 def finished(first: int, stop: int) -> list[Record]:
     return [
-        Record(i, f"r{i}", i + 1, None, {"text": f"ü{i}\ud83d"}, None, 2, 1, i % 5 == 0)
+        Record(i, f"r{i}", i + 1, None, {"text": f"ü{i}\ud83d"}, None, 2, 1, repeat=i % 5 == 0)
         if i % 3
         else Record(i, f"r{i}", i + 1, "a", None, "bad", 0, 0)
         for i in range(first, stop)

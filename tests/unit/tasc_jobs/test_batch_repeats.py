@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -77,7 +78,7 @@ def test_rows_that_wait_for_a_failed_row_are_sent_themselves_before_others() -> 
     assert ordinals(buffer.take(1)) == [0]
     assert ordinals(buffer.finish([failed(given[0])])) == [0]
     assert ordinals(buffer.take(9)) == [1, 2, 4, 3]
-    buffer.read(2)
+    buffer.read(9)
     assert ordinals(buffer.take(9)) == [5], "no answer is known"
     assert ordinals(buffer.finish([right(given[2])])) == [2, 6], "the first answer serves row 6"
     assert ordinals(buffer.finish(map(right, given))) == [1, 3, 4, 5]
@@ -117,6 +118,10 @@ def test_kept_answers_stay_within_the_memory_and_the_least_recently_used_go_firs
         sent += buffer.take(9)
         buffer.finish([right(row)] if row in sent else [])
     assert ordinals(sent) == [0, 1, 3, 5], "c took the place of b, as a was used after it"
+    repeats, given = Repeats(2 * size), rows("aaabab")
+    for row in given[:4]:
+        repeats.finish(row, right(row))
+    assert all(map(repeats.add, given[4:])), "an answer that is made again is kept once"
     whole, given = buffer_of("aa", size - 1)
     whole.read(1)
     whole.take(1)
@@ -182,7 +187,7 @@ def test_engines_that_die_decode_each_payload_once(
 ) -> None:
     rng, decoded = random.Random(seed), Counter[str]()
 
-    def get(call: SimpleNamespace) -> object:
+    def get(call: Asked) -> object:
         if call.name == "load":
             return None
         if rng.random() < 0.3:
@@ -206,13 +211,19 @@ def test_engines_that_die_decode_each_payload_once(
     assert (report.block_efficiency, report.forwards) == (2.0, 1.0), "of decoded answers"
 
 
-def ray_of(get: object) -> SimpleNamespace:
+@dataclass(eq=False)
+class Asked:
+    name: str
+    rows: Sequence[Row]
+
+
+def ray_of(get: Callable[[Asked], object]) -> SimpleNamespace:
     """Stands in for ``ray``; ``get`` returns the result of a call, or the error to raise."""
 
     def call(name: str) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda sent=(): SimpleNamespace(name=name, rows=sent))
+        return SimpleNamespace(remote=lambda sent=(): Asked(name, sent))
 
-    def result(asked: SimpleNamespace) -> object:
+    def result(asked: Asked) -> object:
         found = get(asked)
         if isinstance(found, Exception):
             raise found
