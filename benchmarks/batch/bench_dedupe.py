@@ -21,6 +21,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -178,39 +179,45 @@ def compared(
 
 def run(name: str, url: str, source: Path, folder: Path, options: argparse.Namespace) -> Run:
     """Run the job once, to an output of its own."""
+    from killable import pids
     from tasc_jobs.batch.generate import generate
     from tasc_jobs.batch.inputs import Source
     from tasc_jobs.batch.work import JobProgress
     from tasc_protocol import Request
     from tasc_runtime.engine_settings import EngineSettings
 
-    seen: list[tuple[float, int, float]] = []  # times, rows that were done, CPU seconds
+    began: list[tuple[float, int]] = []  # the time, and the rows that were done
+    engines: list[int] = []  # ids of their processes
+    used: list[float] = []  # CPU seconds so far, at each turn of the job
 
     def progress(found: JobProgress) -> None:
-        if found.engines:
-            seen.append((time.monotonic(), found.report.rows, cpu_seconds()))
+        if found.engines and not began:
+            engines.extend(pids("ray::EngineActor"))
+            began.append((time.monotonic(), found.report.rows))
+
+    def look() -> bool:
+        if began:
+            used.append(cpu_seconds(engines))
+        return False
 
     output = folder / f"{len(list(folder.glob('*.jsonl')))}.jsonl"
     more = {} if name == "on" else {"dedupe_bytes": 0}
     engine, asked = EngineSettings(max_model_len=256), Request(logprobs=options.logprobs)
     report = generate(
-        url, TASK, Source.of(source), output, engine=engine, asked=asked, progress=progress, **more
-    )
-    ended = time.monotonic()
-    (start, done, used), (_, last_done, last_used) = seen[0], seen[-1]
+        url, TASK, Source.of(source), output,
+        engine=engine, asked=asked, progress=progress, should_stop=look, **more,
+    )  # fmt: skip
+    (start, done), ended = began[0], time.monotonic()
     assert (report.rows, report.errors) == (options.rows, 0)
-    rate = (report.rows - done) / (ended - start)
-    cpu_rate = (last_done - done) / (last_used - used)
+    rate, cpu_rate = ((report.rows - done) / s for s in (ended - start, used[-1] - used[0]))
     to_stderr(f"  dedupe {name}: {rate:.1f} rows/s, {cpu_rate:.1f} per CPU second")
     return Run(output, rate, cpu_rate, report.repeats, report.tokens, report.block_efficiency)
 
 
-def cpu_seconds() -> float:
+def cpu_seconds(engines: Sequence[int]) -> float:
     """CPU seconds of this process and of its engines so far."""
-    from killable import pids
-
     ticks = 0
-    for pid in pids("ray::EngineActor"):
+    for pid in engines:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
