@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from tasc_engine.errors import UnsupportedModel
+from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import EngineFailed, Read, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
@@ -48,6 +49,7 @@ class ReorderBuffer:
         rows: All rows, in order.
         first: Rows before this one are finished; they are read and skipped.
         finished: Finished rows after ``first``.
+        repeats: Answers rows that repeat an earlier row; by default, engines answer all rows.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class ReorderBuffer:
         first: int = 0,
         finished: Iterable[int] = (),
         max_ahead: int = 8192,
+        repeats: Repeats | None = None,
     ) -> None:
         self._source, self._max_ahead = rows, max_ahead
+        self._repeats = repeats or Repeats()
         self._first, self._next = first, 0
         self._finished = set(finished)
         self._open: dict[int, Row] = {}
@@ -93,7 +97,8 @@ class ReorderBuffer:
             if row.ordinal >= self._first and row.ordinal not in self._finished:
                 self._open[row.ordinal] = row
                 self._characters += len(row.payload)
-                self._todo.append(row.ordinal)
+                if row.refused or not self._repeats.add(row):
+                    self._todo.append(row.ordinal)
                 entered.append(row)
         return entered if count else None
 
@@ -107,21 +112,33 @@ class ReorderBuffer:
         return taken
 
     def requeue(self, ordinals: Iterable[int]) -> None:
-        """Queue rows again because their engine died."""
+        """Queue rows again: their engine died, or the row that they repeat failed."""
         self._requeued.extend(sorted(ordinals))
 
     def finish(self, records: Iterable[Record]) -> list[Record]:
-        """Remove finished rows; returns the records of rows that were not finished before."""
+        """Remove finished rows and their repeats.
+
+        Returns:
+            The records of rows that were not finished before, those of repeats included.
+        """
         new = []
         for record in records:
-            if row := self._open.pop(record.ordinal, None):
-                self._characters -= len(row.payload)
-                self._finished.add(row.ordinal)
+            if row := self._remove(record):
                 new.append(record)
+                if not row.refused:
+                    self.requeue(each.ordinal for each in self._repeats.finish(row, record))
+        new += [record for record in self._repeats.copies() if self._remove(record)]
         while self._first in self._finished:
             self._finished.remove(self._first)
             self._first += 1
         return new
+
+    def _remove(self, record: Record) -> Row | None:
+        """Returns the row of a record, which is now finished; None if it was finished before."""
+        if row := self._open.pop(record.ordinal, None):
+            self._characters -= len(row.payload)
+            self._finished.add(row.ordinal)
+        return row
 
 
 @dataclass

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 PREVIEW_ROWS = 20
 _LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # default limits of rows without an answer
+_DEDUPE_BYTES = 64 << 20  # default memory of answers for later rows with equal inputs
 # Request fields that a row sets, or that affect no answer. All others are compared on resumption.
 _NOT_PINNED = {
     *("id", "prompt", "templated", "draft", "stream", "parameters", "prompt_index"),
@@ -116,6 +117,11 @@ class RowAnswers:
             ]
         return content
 
+    def is_repeatable(self, record: TaskRecord) -> bool:
+        """Whether no random numbers are drawn, which each row has its own of."""
+        sampling = {**record.sampling.given, **self.asked.parameters}
+        return self.asked.scoring is not None or not sampling.get("temperature")
+
     @property
     def columns(self) -> pa.Schema:
         """The columns of the answers."""
@@ -157,7 +163,8 @@ def generate(
             ``reason``, and ``file`` if the input has several files. The file exists only if some
             row has no answer. None uses a file next to the output.
         job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``. Without
-            ``max_errors``, a tenth of the rows may have no answer, and 10 rows in any case.
+            ``max_errors``, a tenth of the rows may have no answer, and 10 rows in any case. Without
+            ``dedupe_bytes``, 64 MiB are used.
 
     Raises:
         UsageError: See `check_places`.
@@ -245,6 +252,7 @@ def _spec(
         **({"backend": "vllm", "vllm": engine.vllm} if engine.backend == "vllm" else {}),
         **_pins_of(asked or Request()),
     }
+    job = {"dedupe_bytes": _DEDUPE_BYTES, **job}
     spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
     return spec, opened
 
@@ -351,6 +359,8 @@ class BatchProgress:
         parts = [f"{(report.tokens - start_tokens) / elapsed:,.0f} tokens/s"] if elapsed > 0 else []
         if report.steps:
             parts.append(f"{report.forwards:.2f} forward passes an answer")
+        if report.repeats:
+            parts.append(f"{report.repeats} repeats")
         if report.errors:
             parts.append(f"{report.errors} errors")
         return ", ".join(parts)

@@ -17,6 +17,7 @@ import redis
 
 from tasc_jobs.batch.engines import EngineSpec, Pool, ReorderBuffer
 from tasc_jobs.batch.folder import Begun, JobFolder, require_same
+from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import (
     JobProgress,
     JobReport,
@@ -93,12 +94,15 @@ def run_job(
         if begun.report is not None:
             folder.end(begun, begun.report)
             return JobReport(**{**begun.report, "resumed": begun.report["rows"]})
-        begun = _with_index(client, spec.task, folder, begun)
+        record = TaskStore(client).get(spec.task, begun.record_version)
+        begun = _with_index(client, record, folder, begun)
         pinned = Pinned(begun.record_version, begun.index_version)
+        may_copy = spec.dedupe_bytes > 0 and strategy.is_repeatable(record)
         source = rows()
         try:
             pool = _pool(spec, spec.actors, pinned, strategy)
-            report = _Job(spec, folder, pool, source, progress).run(finish, should_stop)
+            repeats = Repeats(spec.dedupe_bytes if may_copy else 0)
+            report = _Job(spec, folder, pool, source, repeats, progress).run(finish, should_stop)
         finally:
             if isinstance(source, Generator):
                 source.close()
@@ -131,10 +135,11 @@ class _Job:
         folder: JobFolder,
         pool: Pool,
         source: Iterator[Row],
+        repeats: Repeats,
         progress: Callable[[JobProgress], None],
     ) -> None:
         self._spec, self._folder, self._pool, self._progress = spec, folder, pool, progress
-        self._buffer = ReorderBuffer(source, *folder.resume(), spec.window_rows)
+        self._buffer = ReorderBuffer(source, *folder.resume(), spec.window_rows, repeats)
         self._resumed = folder.totals.rows
         self._last_progress_at = time.monotonic()
         self._reported_at = 0.0
@@ -226,15 +231,15 @@ def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:
     return version, _current(_indexes(client, tasks.get(task, version)))
 
 
-def _with_index(client: redis.Redis, task: str, folder: JobFolder, begun: Begun) -> Begun:
+def _with_index(client: redis.Redis, record: TaskRecord, folder: JobFolder, begun: Begun) -> Begun:
     """Returns the job, switched to the current index if the job's index was deleted."""
-    store = _indexes(client, TaskStore(client).get(task, begun.record_version))
+    store = _indexes(client, record)
     if begun.index_version is None or begun.index_version in store.versions():
         return begun
     current = _current(store)
     log.warning(
         "task %s: index version %d was deleted; the job continues with %s",
-        task,
+        record.name,
         begun.index_version,
         f"version {current}" if current else "no index",
     )

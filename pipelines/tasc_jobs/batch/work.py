@@ -32,6 +32,8 @@ class JobSpec:
         actor_gpus: GPUs of each engine; with 0, engines run on the CPU.
         total: Number of rows, if known; used only for progress.
         window_rows: Maximum number of rows that are read ahead of the first unfinished one.
+        dedupe_bytes: Maximum memory of answers that are kept for rows that repeat an earlier row.
+            With 0, engines answer all rows. The answers are equal either way.
         max_errors: Maximum number of rows without an answer. The job fails if there are more, or if
             no row has an answer. None means no limit.
         stall_s: The job ends after this many seconds without a finished row.
@@ -48,6 +50,7 @@ class JobSpec:
     actor_gpus: float = 0.0
     total: int | None = None
     window_rows: int = 8192
+    dedupe_bytes: int = 0
     max_errors: int | None = None
     stall_s: float = 600.0
     restart: bool = False
@@ -90,6 +93,9 @@ class Strategy(Protocol):
     def content(self, row: Row, answers: Sequence["Whole"], record: "TaskRecord") -> dict[str, Any]:
         """Returns the content of the row's record as JSON values, equal for equal answers."""
 
+    def is_repeatable(self, record: "TaskRecord") -> bool:
+        """Whether rows with equal payloads have equal contents."""
+
 
 def row_request(request: "Request", row: Row, index: int = 0) -> "Request":
     """Returns a request of a row with an id made of the row's ordinal and the request's index."""
@@ -101,8 +107,9 @@ class Record:
     """A finished row: its content, or the reason why it has no content.
 
     Attributes:
-        tokens: Number of tokens of all its answers, end-of-sequence included.
-        steps: Number of decoding steps of its answers.
+        tokens: Number of tokens of all its answers, end-of-sequence included; 0 for a repeat.
+        steps: Number of decoding steps of its answers; 0 for a repeat.
+        repeat: Whether the content was copied from another row of the job.
     """
 
     ordinal: int
@@ -113,6 +120,7 @@ class Record:
     error: str | None
     tokens: int = 0
     steps: int = 0
+    repeat: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -126,11 +134,12 @@ class JobReport:
     """The results of a job.
 
     Attributes:
-        tokens: Number of tokens of all answers, end-of-sequence included.
+        tokens: Number of tokens of all decoded answers, end-of-sequence included.
         steps: Number of decoding steps of all rows together.
         first_error: The first row without an answer, counted from 1, and the reason.
         stopped: Whether the job was stopped before it was finished; it can be resumed.
         resumed: Number of rows that were already finished at this start.
+        repeats: Number of rows whose answer was copied from an equal row and not decoded.
     """
 
     rows: int
@@ -140,6 +149,7 @@ class JobReport:
     first_error: str | None = None
     stopped: bool = False
     resumed: int = 0
+    repeats: int = 0
 
     @property
     def block_efficiency(self) -> float:
@@ -147,9 +157,9 @@ class JobReport:
 
     @property
     def forwards(self) -> float:
-        """Mean number of forward passes per answer."""
-        answered = self.rows - self.errors
-        return self.steps / answered if answered else 0.0
+        """Mean number of forward passes per decoded answer."""
+        decoded = self.rows - self.errors - self.repeats
+        return self.steps / decoded if decoded else 0.0
 
 
 @dataclass(frozen=True)
@@ -175,12 +185,14 @@ class Totals:
     errors: int = 0
     tokens: int = 0
     steps: int = 0
+    repeats: int = 0
     _first: Record | None = field(default=None, init=False)
 
     def add(self, record: Record) -> None:
         self.rows += 1
         self.tokens += record.tokens
         self.steps += record.steps
+        self.repeats += record.repeat
         if record.error is not None:
             self.errors += 1
             if self._first is None or record.ordinal < self._first.ordinal:
@@ -194,7 +206,7 @@ class Totals:
 
     def report(self, resumed: int, *, stopped: bool = False) -> JobReport:
         counts = self.rows, self.errors, self.tokens, self.steps
-        return JobReport(*counts, self.first_error, stopped, resumed)
+        return JobReport(*counts, self.first_error, stopped, resumed, self.repeats)
 
 
 class JobBusy(JobError):

@@ -90,6 +90,13 @@ Logprobs = Annotated[
 ]
 
 
+Dedupe = Annotated[
+    bool,
+    typer.Option(
+        help="Whether to decode rows with equal inputs once and copy the answer. Sampled rows are "
+        "always decoded. The answers are equal either way."
+    ),
+]
 Probabilities = Annotated[
     bool,
     typer.Option(
@@ -123,6 +130,7 @@ def generate(
     keep_columns: KeepColumns = False,
     logprobs: Logprobs = None,
     probabilities: Probabilities = False,
+    dedupe: Dedupe = True,
     answers: AnswerOptions,
     seed: Seed = 0,
     input_field: InputField = "input",
@@ -168,6 +176,7 @@ def generate(
             "max_errors": max_errors,
             "restart": restart,
             "stall_s": stall_timeout,
+            **({} if dedupe else {"dedupe_bytes": 0}),
         }
         _require_task(url, task, asked)
         note("starting Ray ...")
@@ -204,6 +213,8 @@ def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
     where = str(rejects) if report.errors else None
     text = f"{report.rows} rows, {report.errors} errors{first}"
+    if report.repeats:
+        text += f", {report.repeats} with the answer of an equal row"
     if report.rows > report.errors:
         text += f", {report.forwards:.2f} forward passes an answer"
     if report.resumed:

@@ -197,6 +197,9 @@ class LineAnswers:
         reply = ENDPOINTS[self.endpoint].reply(body, self.task, requests, self.created)
         return reply.whole(answers)
 
+    def is_repeatable(self, record: TaskRecord) -> bool:
+        return False  # each line has an id and a seed of its own
+
     def _parsed(self, row: Row) -> tuple[GenerationBody, Sequence[Request]]:
         body: GenerationBody = parsed(row.payload.encode(), ENDPOINTS[self.endpoint].body)
         if body.stream:

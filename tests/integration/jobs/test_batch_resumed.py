@@ -15,7 +15,7 @@ from tasc_jobs.batch import job
 from tasc_jobs.batch.engines import EngineSpec, ReorderBuffer
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
-from tasc_jobs.batch.work import JobSpec, Record, Row, TooManyErrors
+from tasc_jobs.batch.work import JobReport, JobSpec, Record, Row, TooManyErrors
 from tasc_jobs.errors import JobError
 from tasc_store import ArtifactStore, TaskRecord, TaskStore, UnknownVersion
 
@@ -177,6 +177,41 @@ def test_job_without_any_answer_fails(
         answered(strict, engines)
     assert engines.made[1].rows == 0, "finished rows stay"
     assert len(answered(replace(spec, restart=True), engines)) == ROWS, "a batch has no such limit"
+
+
+class Repeatable:
+    def is_repeatable(self, record: TaskRecord) -> bool:
+        return True
+
+
+def test_copies_and_their_number_stay_over_starts_and_failed_rows_count_once(
+    spec: JobSpec, engines: type[Engines]
+) -> None:
+    """All rows are equal. The first one fails, and the rows that wait for it are sent."""
+    engines.failing = 1
+    spec = replace(spec, dedupe_bytes=1 << 20, max_errors=1)
+    found = list[Record]()
+
+    def finish(records: Iterable[Record], whole: bool) -> None:
+        found[:] = records
+
+    def run(least: int) -> JobReport:
+        def should_stop() -> bool:
+            return len(engines.made) > starts and engines.made[starts].polls >= least
+
+        starts = len(engines.made)
+        return run_job(spec, rows, Repeatable(), finish, should_stop=should_stop)
+
+    stopped = run(2)
+    assert (stopped.rows, stopped.errors, stopped.repeats) == (5, 1, 0)
+    report = run(MAX_POLLS)
+    assert (report.rows, report.errors, report.resumed) == (ROWS, 1, 5)
+    assert [made.rows for made in engines.made] == [5, 1]
+    assert (report.repeats, report.tokens) == (ROWS - 6, 5)
+    assert [record.id for record in found] == [f"r{i}" for i in range(ROWS)]
+    assert (found[0].error, found[0].content) == ("it broke", None)
+    assert all(record.content for record in found[1:])
+    assert run(0) == replace(report, resumed=ROWS), "the report of a finished job is kept"
 
 
 def test_input_of_blank_lines_has_no_rows(spec: JobSpec, engines: type[Engines]) -> None:

@@ -91,6 +91,26 @@ def test_killed_driver_resumes_and_a_second_driver_is_refused(
     assert (again.rows, again.resumed) == (count + 1, count + 1)
 
 
+@pytest.mark.slow("kills a driver")
+def test_killed_driver_with_repeats_resumes_to_the_output_without_copies(
+    redis_url: str, count: int, undisturbed: bytes, tmp_path: Path
+) -> None:
+    output, plain = tmp_path / "out.jsonl", tmp_path / "plain.jsonl"
+    distinct = [row["input"] for row in rows(count // 3)]
+    repeated = [{"id": f"r{i}", "input": distinct[i * i % len(distinct)]} for i in range(count)]
+    source = Source.of(write_rows(tmp_path / "in.jsonl", repeated))
+    generate(redis_url, "kills", source, plain, engine=ENGINE, dedupe_bytes=0)
+    with driver(redis_url, "kills", source.files[0], output, least=LEAST) as process:
+        assert rows_done(process) < count
+        kill_itself(process)
+    report = generate(redis_url, "kills", source, output, engine=ENGINE, actors=2)
+    assert 0 < report.resumed < count
+    assert (report.rows, report.errors) == (count, 0)
+    assert 0 < report.repeats <= count - len({row["input"] for row in repeated})
+    assert [row["id"] for row in read_rows(output)] == [f"r{i}" for i in range(count)]
+    assert output.read_bytes() == plain.read_bytes()
+
+
 @pytest.mark.slow("kills a Ray")
 def test_job_fails_when_ray_dies_and_can_be_resumed(
     redis_url, source, count, undisturbed, tmp_path, monkeypatch
