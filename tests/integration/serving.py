@@ -264,12 +264,14 @@ def running_replica(
         running.close()
 
 
-def publish(store: ArtifactStore, index: DraftIndex, forecast: float | None = None) -> Artifact:
+def publish(
+    store: ArtifactStore, index: DraftIndex, forecast: float | None = None, corpus_rows: int = 0
+) -> Artifact:
     """Make an index the current one."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"
         write_index(index, path)
-        artifact = store.publish(path, corpus_rows=0, forecast=forecast)
+        artifact = store.publish(path, corpus_rows, forecast=forecast)
     store.announce(artifact.version)
     return artifact
 

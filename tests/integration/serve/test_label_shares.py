@@ -53,12 +53,13 @@ def classify(replica, guide=None):
 def test_rows_follow_the_index_and_the_record(client, redis_url, task, store, tmp_path):
     record, tasks = replace(task.record, choices=LABELS), TaskStore(client)
     tasks.put(record)
-    publish(store, indexed(task, OUTPUTS))
+    publish(store, indexed(task, OUTPUTS), corpus_rows=len(OUTPUTS))
     with running_replica(redis_url, record.name, tmp_path) as replica:
         eventually(lambda: rows(replica) == {"alarm": 7, "alarm set": 4})  # ends of outputs
         tasks.put(replace(record, label_end=","))
         eventually(lambda: rows(replica) == {"alarm": 2, "music": 3})
-        publish(store, indexed(task, ["time, nine", *OUTPUTS, "time, ten"]))
+        more = ["time, nine", *OUTPUTS, "time, ten"]
+        publish(store, indexed(task, more), corpus_rows=len(more))
         eventually(lambda: rows(replica) == {"alarm": 2, "music": 3, "time": 2})
         tasks.put(replace(record, label_end=""))
         whole = Counter(output.split(",")[0] for output in OUTPUTS if "x" not in output)
