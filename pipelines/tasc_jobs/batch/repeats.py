@@ -8,7 +8,6 @@ from typing import Any
 
 from tasc_jobs.batch.work import Record, Row
 
-_DIGEST_BYTES = 16
 _ENTRY_BYTES = 256  # memory of an entry of the ordered dictionary, its digest included
 
 
@@ -78,5 +77,4 @@ def _copy(row: Row, content: dict[str, Any]) -> Record:
 
 
 def _digest(row: Row) -> bytes:
-    payload = row.payload.encode(errors="surrogatepass")
-    return hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(row.payload.encode(errors="surrogatepass"), digest_size=16).digest()
