@@ -132,13 +132,14 @@ def classify(
 
     Args:
         labels: The labels; unset: the task's ``choices``.
-        output: The new column of the labels; null in a row that failed, or whose label is less
-            probable than ``abstain_below``. Other new columns are ``{output}_probability`` and
+        output: The new column of the labels; null in a row that failed. Where the label is less
+            probable than ``abstain_below``, it is ``abstain_label``, or null without one. Other new columns are ``{output}_probability`` and
             ``{output}_unseen_mass``, see `Classification`.
         probabilities: Whether to add the column ``{output}_probabilities``, which has ``label`` and
             ``probability`` of all labels that were scored, the most likely first.
         options: Options of `LLM.classify`: ``end``, ``exact``, ``tolerance``, ``max_steps``,
-            ``abstain_below``, ``prior``, ``adapter`` and ``truncate_prompt_tokens``.
+            ``abstain_below``, ``abstain_label``, ``prior``, ``adapter`` and
+            ``truncate_prompt_tokens``.
         dataset, model, input, error, concurrency, num_cpus, num_gpus, batch_size: See `generate`.
         preserve_order, redis_url, engine: See `generate`.
 
