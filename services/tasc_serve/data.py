@@ -133,8 +133,8 @@ def classify(
     Args:
         labels: The labels; unset: the task's ``choices``.
         output: The new column of the labels; null in a row that failed. Where the label is less
-            probable than ``abstain_below``, it is ``abstain_label``, or null without one. Other new columns are ``{output}_probability`` and
-            ``{output}_unseen_mass``, see `Classification`.
+            probable than ``abstain_below``, it is ``abstain_label``, or null without one. Other new
+            columns are ``{output}_probability`` and ``{output}_unseen_mass``, see `Classification`.
         probabilities: Whether to add the column ``{output}_probabilities``, which has ``label`` and
             ``probability`` of all labels that were scored, the most likely first.
         options: Options of `LLM.classify`: ``end``, ``exact``, ``tolerance``, ``max_steps``,

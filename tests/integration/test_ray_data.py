@@ -13,6 +13,7 @@ import pytest
 import ray
 import redis
 from ray.data import DataContext, Dataset
+from ray.data.expressions import col
 
 from killable import pids
 from support import record_of
@@ -112,10 +113,20 @@ def test_labels_and_probabilities_equal_those_of_classify(texts, llm):
 
     exact = llm.classify(texts[:5], LABELS, end=",", exact=True, prior="empty")
     again = data.classify(
-        table(texts[:5], 1), MODEL, LABELS, end=",", exact=True, prior="empty", engine=SHIPPED
+        table(texts[:5], 1),
+        MODEL,
+        LABELS,
+        exact=True,
+        prior="empty",
+        abstain_label="unsure",
+        engine=SHIPPED,
+        **options,
     )
     rows = ordered(again)
     assert [row["label_probability"] for row in rows] == [one.probability for one in exact]
+    sure = [one.probability >= 0.9 for one in exact]
+    assert {True, False} == set(sure)
+    assert [row["label"] != "unsure" for row in rows] == sure
     assert set(rows[0]) == {
         *("id", "text", "tags", "error"),
         *("label", "label_probability", "label_unseen_mass"),
@@ -125,6 +136,10 @@ def test_labels_and_probabilities_equal_those_of_classify(texts, llm):
 def test_rows_without_an_answer_have_the_reason_and_others_are_answered(texts, expected, llm):
     mixed = [texts[0], None, 7, "wake " * 200, texts[1], ["a"], ""]
     rows = ordered(data.generate(table(mixed, 1), MODEL, engine=SHIPPED))
+    bad = data.generate(table(mixed, 1), MODEL, engine=SHIPPED).filter(
+        expr=col("error").is_not_null()
+    )
+    assert [row["id"] for row in ordered(bad)] == [1, 2, 3, 5]
     blank = llm.generate("")[0].text
     assert [row["answer"] for row in rows] == [
         *(expected[0], None, None, None, expected[1], None, blank)
