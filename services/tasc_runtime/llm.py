@@ -17,7 +17,7 @@ from inspect import getfullargspec
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from tasc_engine import (
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
 from tasc_engine.model.loading import Quantization
-from tasc_protocol import FieldError, LabelScores, Scoring, TokenText
+from tasc_protocol import FieldError, LabelScores, Scoring, Timings, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
@@ -96,6 +96,8 @@ _INSTEAD = {
 }
 
 Input = str | Sequence[int]
+Errors = Literal["raise", "keep"]
+_OF_INPUT = {"input", "inputs", "messages", "prompt"}  # fields of errors that are for one input
 _Fields = TypeVar("_Fields", bound=Body)
 
 
@@ -368,7 +370,7 @@ class LLM:
         cache_dir: str | Path | None = None,
         **engine: Any,
     ) -> None:
-        settings = _settings(engine, getfullargspec(LLM).kwonlyargs)
+        settings = settings_of(engine, getfullargspec(LLM).kwonlyargs)
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
         if isinstance(choices, str | Path):
@@ -463,7 +465,7 @@ class LLM:
                 f"`tasc task create NAME --from {quote(str(folder))}` registers it, and then "
                 "LLM.from_task opens it"
             )
-        settings = _settings({**saved.engine.model_dump(), **engine})
+        settings = settings_of({**saved.engine.model_dump(), **engine})
         return cls._of(settings, partial(EngineBuilder, saved.record, 1, index=saved.index))
 
     @classmethod
@@ -472,6 +474,7 @@ class LLM:
         task: str,
         redis_url: str | None = None,
         *,
+        version: int | None = None,
         draft: DraftOverrides | None = None,
         **engine: Any,
     ) -> Self:
@@ -479,22 +482,24 @@ class LLM:
 
         Args:
             redis_url: The store; unset: ``REDIS_URL`` of the environment.
+            version: Version of the task's record; unset: the newest.
             draft: A ``tasc_runtime.engine_settings.DraftOverrides``, whose values replace the
                 task's own drafting settings.
             engine: Fields of `EngineSettings`.
 
         Raises:
             ServiceError: No store is named, or model, task and index have different tokenizers.
-            StoreError: Redis fails, or there is no such task.
+            StoreError: Redis fails, or there is no such task or version.
             EngineError, TextError, ValueError: See the class.
         """
         _require("draft", draft, DraftOverrides | None, "a DraftOverrides")
         url = redis_url or os.environ.get("REDIS_URL")
         if not url:
             raise ServiceError("no store is named; give redis_url, or set REDIS_URL")
-        settings = _settings(engine)
+        settings = settings_of(engine)
         with connect(url) as client:
-            return cls._of(settings, partial(EngineBuilder.of_task, client, task, draft=draft))
+            build = partial(EngineBuilder.of_task, client, task, version=version, draft=draft)
+            return cls._of(settings, build)
 
     def save(self, folder: str | Path) -> None:
         """Writes the task, the engine's settings and the draft index to a folder.
@@ -513,7 +518,13 @@ class LLM:
         SavedTask(record, self._settings, index).write(folder)
 
     def generate(
-        self, inputs: Input | Iterable[Input], *, progress: bool | None = None, **options: Any
+        self,
+        inputs: Input | Iterable[Input],
+        *,
+        places: Sequence[int] | None = None,
+        errors: Errors = "raise",
+        progress: bool | None = None,
+        **options: Any,
     ) -> Completions:
         """Answers inputs, in their order.
 
@@ -530,6 +541,11 @@ class LLM:
         Args:
             inputs: One input or several: texts that are put into the template, or token ids of
                 whole prompts.
+            places: A number from 0 to 2^32 - 1 for each input, which its random numbers depend on,
+                beside ``seed``; unset: the positions. Calls with parts of a list give the same
+                sampled answers as one call if each input keeps its place.
+            errors: With ``keep``, an input that cannot be answered, such as one that is too long,
+                has an answer with an ``error``, and does not end the call.
             progress: Whether to show progress on stderr; unset: from 100 answers on.
             options: Options with the names and meanings of HTTP request fields.
                 Length: ``max_tokens``, ``min_tokens``, ``stop`` (a string or a list),
@@ -557,7 +573,9 @@ class LLM:
             RuntimeError: Another call is running.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
-        return self._answered(_listed(inputs), _parsed(Options, options), progress)
+        return self._answered(
+            _listed(inputs), parsed(Options, options), progress, places=places, errors=errors
+        )
 
     def chat(
         self,
@@ -587,7 +605,7 @@ class LLM:
                 the conversation.
             KeyboardInterrupt, RuntimeError: See `generate`.
         """
-        asked = _parsed(ChatOptions, options)
+        asked = parsed(ChatOptions, options)
         given = enumerate(_conversations(messages))
         talks = [asked.conversation_of(_messages(i, each)) for i, each in given]
         return self._answered(talks, asked, progress)
@@ -607,6 +625,8 @@ class LLM:
         multi: bool = False,
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
+        draft: bool = True,
+        errors: Errors = "raise",
         progress: bool | None = None,
     ) -> Classifications:
         """Returns the probabilities of labels for inputs, in their order.
@@ -641,7 +661,9 @@ class LLM:
             adapter: The name of an adapter.
             truncate_prompt_tokens: Number of last prompt tokens to keep; -1: as many as there is
                 room for.
-            progress: See `generate`.
+            draft: Whether drafts help to choose which of the unlikely labels are looked at. Without
+                them, equal inputs have equal probabilities in every call.
+            errors, progress: See `generate`.
 
         Returns:
             A list of `Classification`, one for each input. An input that failed has an ``error``.
@@ -651,34 +673,30 @@ class LLM:
                 value is out of its range; or see `generate`.
             KeyboardInterrupt, RuntimeError: See `generate`.
         """
-        if multi:
-            raise FieldError(
-                "multi",
-                "multi is set, but the labels of a set exclude each other: their probabilities sum "
-                'to 1. Call classify with labels such as ["yes", "no"] once for each label, with '
-                "prompts that ask for it; or let a model generate the list of labels",
-            )
-        guide = None if labels is None else _label_guide(labels)
-        if not isinstance(end, str | None):
-            raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
-        texts = _listed(inputs)
-        how = Scoring(end, exact, tolerance, max_steps, abstain_below, abstain_label=abstain_label)
-        shared = Request(
-            guide=guide,
-            scoring=how,
+        shared = scoring_request(
+            labels,
+            end=end,
+            exact=exact,
+            tolerance=tolerance,
+            max_steps=max_steps,
+            abstain_below=abstain_below,
+            abstain_label=abstain_label,
+            prior=prior,
+            multi=multi,
             adapter=adapter,
             truncate_prompt_tokens=truncate_prompt_tokens,
+            draft=draft,
         )
-        classified = Classifications()
+        texts, classified = _listed(inputs), Classifications()
         try:
             base = self._prior(prior, shared)
         except KeyboardInterrupt:
             classified.interrupted = True
             return classified
-        if base is not None:
-            how = replace(how, biases=tuple((-base).tolist()))
+        if base is not None and shared.scoring:
+            how = replace(shared.scoring, biases=tuple((-base).tolist()))
             shared = structs.replace(shared, scoring=how)
-        requests = [self._request(i, given, shared) for i, given in enumerate(texts)]
+        requests = list(self._made(texts, shared, errors=errors))
         found = self._run(requests, "classified", progress)
         classified += map(_classification, found.in_order)
         classified.interrupted = found.interrupted
@@ -688,19 +706,16 @@ class LLM:
         """Returns ``float64[labels]``, log-probabilities behind an empty input; None if uniform.
 
         Raises:
-            FieldError: The prior is unknown, or the empty input cannot be scored.
+            FieldError: The empty input cannot be scored.
         """
         if prior == "uniform":
             return None
-        if prior != "empty":
-            raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
         end = shared.scoring.end if shared.scoring else None
         asked = structs.replace(shared, scoring=Scoring(end, exact=True))
         try:
             (result,) = self._run([self._request(0, "", asked)], "prior", False).in_order or (None,)
         except FieldError as error:
-            reason = str(error).rpartition(": ")[2]
-            message = f"prior is empty, and an empty input cannot be scored: {reason}"
+            message = f"prior is empty, and an empty input cannot be scored: {error}"
             raise FieldError("prior", message) from error
         if result is None:
             raise KeyboardInterrupt
@@ -754,9 +769,10 @@ class LLM:
         require_fitting(len(listed), len(record.choices))
         # Every label is scored, since a fit without the right label would trust wrong ones.
         how = Scoring(end, exact=True)
+        _require_prior(prior)
         shared = Request(scoring=how)
         base = self._prior(prior, shared)
-        requests = [self._request(i, row.input, shared) for i, row in enumerate(listed)]
+        requests = list(self._made([row.input for row in listed], shared))
         found = self._run(requests, "scored", progress)
         if found.interrupted:
             raise KeyboardInterrupt
@@ -777,17 +793,29 @@ class LLM:
         return fit
 
     def _answered(
-        self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
+        self,
+        inputs: Sequence[Input | Conversation],
+        asked: Options,
+        progress: bool | None,
+        **made: Any,
     ) -> Completions:
-        requests = list(self._requests(inputs, asked))
+        requests = list(self._requests(inputs, asked, **made))
         found = self._run(requests, "answers", progress)
         answers = Completions(self._completion(result, asked) for result in found.in_order)
         answers.interrupted = found.interrupted
         return answers
 
-    def _run(self, requests: Sequence[Request], name: str, progress: bool | None) -> "_Found":
-        """Answers requests until Ctrl-C; progress is shown under ``name``."""
-        found = _Found([request.id for request in requests])
+    def _run(
+        self, made: Sequence[Request | GenerationResult], name: str, progress: bool | None
+    ) -> "_Found":
+        """Answers requests until Ctrl-C; progress is shown under ``name``.
+
+        Args:
+            made: Requests, and the results of inputs that cannot be answered.
+        """
+        refused = {one.id: one for one in made if isinstance(one, GenerationResult)}
+        requests = [one for one in made if isinstance(one, Request)]
+        found = _Found([one.id for one in made], refused)
         show = len(requests) >= _PROGRESS_ROWS if progress is None else progress
         shown: Progress | nullcontext[None] = (
             show_progress(name, len(requests)) if show else nullcontext()
@@ -805,7 +833,7 @@ class LLM:
                         bar.set_suffix(f"acceptance {accepted / drafted:.2f}")
             found.interrupted = interrupted.is_set()
             if bar and found.interrupted:
-                count = f"{len(found.results)} of {len(requests)}"
+                count = f"{len(found.results)} of {len(made)}"
                 bar.set_suffix(f"interrupted: the list has {count} answers")
         return found
 
@@ -826,12 +854,13 @@ class LLM:
             ServiceError: The answer broke off.
             KeyboardInterrupt: Ctrl-C was pressed; the answer ends.
         """
-        asked = _parsed(Options, options)
+        asked = parsed(Options, options)
         if asked.n not in (None, 1):
             raise FieldError("n", f"n is {asked.n}; a stream has one answer")
         if len(inputs := _listed(text)) != 1:
             raise FieldError("inputs", f"{len(inputs)} inputs are given; a stream has one")
         (request,) = self._requests(inputs, asked)
+        assert isinstance(request, Request)  # a refused input raises
         return self._stream(structs.replace(request, stream=True))
 
     def summary(self) -> Summary:
@@ -902,23 +931,58 @@ class LLM:
         self._totals.add(record)
 
     def _requests(
-        self, inputs: Sequence[Input | Conversation], asked: Options
-    ) -> Iterator[Request]:
-        """Makes the requests for all inputs; their shared guide is compiled once."""
+        self, inputs: Sequence[Input | Conversation], asked: Options, **made: Any
+    ) -> Iterator[Request | GenerationResult]:
+        """Makes the requests for all inputs, see `_made`."""
         builder, shared = self._builder, asked.request(asked.logprobs)
         shared = structs.replace(
             shared, guide=shared.guided_by(guide_of(builder.record)), max_tokens=asked.max_tokens
         )
-        for index, given in enumerate(inputs):
-            first = self._request(index, given, shared)
+        for index, first in enumerate(self._made(inputs, shared, **made)):
             yield first
             for choice in range(1, asked.n or 1):
-                yield structs.replace(first, id=f"{index}.{choice}", choice_index=choice)
+                place = {} if isinstance(first, GenerationResult) else {"choice_index": choice}
+                yield structs.replace(first, id=f"{index}.{choice}", **place)
 
-    def _request(self, index: int, given: Input | Conversation, shared: Request) -> Request:
-        """Makes the request for one input; the first one compiles the guide of all."""
+    def _made(
+        self,
+        inputs: Sequence[Input | Conversation],
+        shared: Request,
+        *,
+        places: Sequence[int] | None = None,
+        errors: Errors = "raise",
+    ) -> Iterator[Request | GenerationResult]:
+        """Makes a request for each input; the first one compiles the guide of all.
+
+        With ``errors="keep"``, an input that cannot be answered has a result instead.
+        """
+        if errors not in get_args(Errors):
+            raise FieldError("errors", f"errors is {errors!r:.80}; it is raise or keep")
+        found = range(len(inputs)) if places is None else _ids("places", list(places))
+        if len(found) != len(inputs) or not all(0 <= place < 1 << 32 for place in found):
+            message = f"places are for {len(found)} of {len(inputs)} inputs, or out of range"
+            raise FieldError("places", f"{message}; give each input a number from 0 to 2^32 - 1")
+        compiled = False
+        for index, (given, place) in enumerate(zip(inputs, found, strict=True)):
+            try:
+                made = self._request(index, given, shared, place)
+                if not compiled:
+                    self._builder.reader.guide(made.guide)
+                    compiled = True
+            except FieldError as error:
+                if errors == "raise" or error.field.partition(".")[0] not in _OF_INPUT:
+                    raise FieldError(error.field, f"input {index}: {error}") from error
+                never = Timings(0.0, 0.0, 0.0)
+                yield GenerationResult(f"{index}.0", (), "", "error", 0, never, error=str(error))
+            else:
+                yield made
+
+    def _request(
+        self, index: int, given: Input | Conversation, shared: Request, place: int = 0
+    ) -> Request:
+        """Makes the request for one input; raises FieldError if it cannot be answered."""
         builder = self._builder
-        one = structs.replace(shared, id=f"{index}.0", prompt_index=index)
+        one = structs.replace(shared, id=f"{index}.0", prompt_index=place)
         try:
             if isinstance(given, str | Conversation):
                 str(given).encode()  # raises UnicodeEncodeError
@@ -927,17 +991,16 @@ class LLM:
             else:
                 ids = tuple(given)
             one = structs.replace(one, prompt=ids)
-            made = builder.reader.read(one, one.id, builder.record_version)
-            if index == 0:
-                builder.reader.guide(made.guide)
+            return builder.reader.read(one, one.id, builder.record_version)
         except UnicodeEncodeError as error:
-            half = f"input {index} has half of a character (a lone surrogate)"
-            way_out = f"at position {error.start}; decode the input with errors='replace'"
-            raise FieldError("inputs", f"{half} {way_out}") from error
+            message = (
+                f"the input has half of a character (a lone surrogate) at position {error.start}; "
+                "decode the input with errors='replace'"
+            )
+            raise FieldError("inputs", message) from error
         except ValueError as error:
             field = getattr(error, "field", one.prompt_field)
-            raise FieldError(field, f"input {index}: {error}") from error
-        return made
+            raise FieldError(field, str(error).removeprefix(f"request {one.id}: ")) from error
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         index, _, choice = result.id.partition(".")
@@ -1010,6 +1073,40 @@ class _Found:
         return [self.results[id] for id in self.ids if id in self.results]
 
 
+def scoring_request(
+    labels: Sequence[str] | None = None,
+    *,
+    end: str | None = None,
+    exact: bool = False,
+    tolerance: float = Scoring.tolerance,
+    max_steps: int = Scoring.max_steps,
+    abstain_below: float | None = None,
+    abstain_label: str | None = None,
+    prior: Prior = "uniform",
+    multi: bool = False,
+    **fields: Any,
+) -> Request:
+    """Makes the request that all inputs of `LLM.classify` share; see there."""
+    if multi:
+        raise FieldError(
+            "multi",
+            "multi is set, but the labels of a set exclude each other: their probabilities sum "
+            'to 1. Call classify with labels such as ["yes", "no"] once for each label, with '
+            "prompts that ask for it; or let a model generate the list of labels",
+        )
+    _require_prior(prior)
+    guide = None if labels is None else _label_guide(labels)
+    if not isinstance(end, str | None):
+        raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
+    how = Scoring(end, exact, tolerance, max_steps, abstain_below, abstain_label=abstain_label)
+    return Request(guide=guide, scoring=how, **fields)
+
+
+def _require_prior(prior: Prior) -> None:
+    if prior not in get_args(Prior):
+        raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
+
+
 def _label_guide(labels: Sequence[str]) -> GuideSpec:
     """Makes the guide of a call's own labels; raises FieldError if they cannot be labels."""
     texts = _items("labels", labels, "labels", "a list of texts")
@@ -1042,7 +1139,7 @@ def _classification(result: GenerationResult) -> Classification:
     )
 
 
-def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSettings:
+def settings_of(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSettings:
     """Makes settings from keywords; ``own`` are the caller's other keywords.
 
     Raises:
@@ -1061,7 +1158,7 @@ def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSetti
         raise ValueError(f"unknown keyword {name}; {way_out}") from None
 
 
-def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
+def parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
     """Validates options; raises FieldError if one is unknown or of the wrong kind."""
     given = dict(options)
     if isinstance(biases := given.get("logit_bias"), Mapping):  # JSON has only text keys
@@ -1091,9 +1188,9 @@ def _shots(few_shot: Corpus | None) -> tuple[tuple[str, str], ...] | None:
 
 
 def _messages(index: int, messages: list[Any]) -> list[ChatMessage]:
-    """Validates messages; raises FieldError, see `_parsed`, naming the conversation at fault."""
+    """Validates messages; raises FieldError, see `parsed`, naming the conversation at fault."""
     try:
-        return _parsed(ChatFields, {"messages": messages}).messages
+        return parsed(ChatFields, {"messages": messages}).messages
     except FieldError as error:
         raise FieldError(error.field, f"conversation {index}: {error}") from None
 

@@ -53,6 +53,14 @@ def test_job_with_copies_of_answers_has_the_output_of_one_without(tmp_path: Path
     assert part["on"][0]["tokens"] < part["off"][0]["tokens"]
 
 
+@pytest.mark.ray
+def test_ray_data_gives_the_answers_of_one_llm(tmp_path: Path) -> None:
+    few = ["--rows", "60", "--repeats", "1", "--batch-size", "20"]
+    found = run_with_file("batch/bench_ray_data.py", *few, folder=tmp_path)
+    assert found["equal"]
+    assert min(rate for rates in found["runs"].values() for rate in rates) > 0
+
+
 @pytest.mark.timeout(TWO_FAULTS_S)
 @pytest.mark.ray
 @pytest.mark.redis

@@ -45,6 +45,11 @@ class SavedTask:
         with whole_file(path / _SAVED) as file:
             file.write(json.dumps(saved, indent=2).encode())
 
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether `write` wrote to a folder."""
+        return (folder / _SAVED).is_file()
+
     @classmethod
     def read(cls, folder: str | Path) -> Self:
         """Reads a folder that `write` wrote.

@@ -254,6 +254,7 @@ class EngineBuilder:
         settings: EngineSettings,
         *,
         pinned: Pinned | None = None,
+        version: int | None = None,
         digest: str | None = None,
         cache_dir: Path | None = None,
         **options: Unpack[BuilderOptions],
@@ -262,6 +263,7 @@ class EngineBuilder:
 
         Args:
             pinned: Versions to use instead of the newest ones.
+            version: Version of the record to use, with the current index.
             digest: The newest of the record versions with this `engine_digest` is used; unset: the
                 newest of all.
             cache_dir: Folder of indexes on this node.
@@ -271,8 +273,8 @@ class EngineBuilder:
             StoreError: Redis fails, or the task does not exist.
         """
         store = TaskStore(client)
-        if pinned:
-            version = pinned.record_version
+        version = pinned.record_version if pinned else version
+        if version is not None:
             record = store.get(task, version)
         else:
             record, version = newest_version(store, task, digest)

@@ -15,11 +15,12 @@ PRINTED = {
     "own_corpus": ["same answers: True", "forward passes: "],
     "adapters": ["DET NOUN ", "intent: play_music, slot fills: {"],
 }
+ON_RAY = {"ray_data"}  # the tests of jobs run them, on their Ray
 
 
 def test_every_example_is_tested_and_short() -> None:
     scripts = {path.stem: path.read_text().splitlines() for path in EXAMPLES.glob("*.py")}
-    assert scripts.keys() == PRINTED.keys()
+    assert scripts.keys() == PRINTED.keys() | ON_RAY
     assert all(len(lines) <= 25 for lines in scripts.values())
 
 
