@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
 
 import pyarrow as pa
 from ray.data import DataContext, Datasource
@@ -15,6 +14,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.words import SIDES, with_previous_words
 from tasc_store import CorpusRow, CorpusStore, connect
 from tasc_text.template import last_words
 
@@ -25,8 +25,6 @@ _ROW = [
     ("input", pa.string()),
     ("output", pa.string()),
 ]
-_Words: TypeAlias = tuple[str, str]
-_PREVIOUS = [("previous_input", pa.string()), ("previous_output", pa.string())]
 
 
 class RedisCorpusSource(Datasource):
@@ -116,7 +114,7 @@ def _read(
                 )
             table = _table(rows, first)
             if previous_words:
-                table, before = _with_previous_words(table, rows, before, previous_words)
+                table, before = with_previous_words(table, before, previous_words)
             yield table
 
 
@@ -130,35 +128,13 @@ def _table(rows: list[CorpusRow], first: int) -> pa.Table:
     return pa.table(columns, schema=pa.schema(_ROW))
 
 
-def _with_previous_words(
-    table: pa.Table, rows: list[CorpusRow], before: _Words, count: int
-) -> tuple[pa.Table, _Words]:
-    """Returns the table with the two columns, and the last words up to its last row."""
-    seen = [before]
-    for row in rows:
-        inputs, outputs = seen[-1]
-        seen.append(
-            (
-                last_words(f"{inputs} {row.input}", count),
-                last_words(f"{outputs} {row.output}", count),
-            )
-        )
-    for side, (name, kind) in enumerate(_PREVIOUS):
-        table = table.append_column(name, pa.array([words[side] for words in seen[:-1]], kind))
-    return table, seen[-1]
-
-
-def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, count: int) -> _Words:
+def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, count: int) -> dict[str, str]:
     """Returns the last words of both sides before a position; reads backwards while necessary."""
-    found: _Words = ("", "")
+    found = dict.fromkeys(SIDES, "")
     size = 1
-    while ordinal > 0 and any(len(words.split()) < count for words in found):
-        rows = store.read(max(0, ordinal - size), ordinal)
-        for row in reversed(rows):
-            inputs, outputs = found
-            found = (
-                last_words(f"{row.input} {inputs}", count),
-                last_words(f"{row.output} {outputs}", count),
-            )
+    while ordinal > 0 and any(len(words.split()) < count for words in found.values()):
+        for row in reversed(store.read(max(0, ordinal - size), ordinal)):
+            for side, words in found.items():
+                found[side] = last_words(f"{getattr(row, side)} {words}", count)
         ordinal, size = max(0, ordinal - size), min(2 * size, batch_rows)
     return found

@@ -24,9 +24,7 @@ from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_jobs.ray_local import require_ray
 from tasc_jobs.statistics.ngrams import (
-    SIDES,
-    WORDS,
-    NgramCounts,
+    CorpusTotal,
     NgramHistogram,
     NgramTotal,
     Units,
@@ -38,7 +36,7 @@ _COUNTS = pa.schema(
     [
         ("side", pa.string()),
         ("unit", pa.string()),
-        ("ngram", pa.string()),  # null in rows that count a length, like the partition
+        ("ngram", pa.large_string()),  # null in rows that count a length, like the partition
         ("partition", pa.int32()),
         ("length", pa.int64()),  # null in rows that count an n-gram
         ("count", pa.int64()),
@@ -144,10 +142,10 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
     With ``units.across_rows``, each row comes with the words before it, so the counts do not depend
     on how rows are batched.
     """
+    total = CorpusTotal(units)
+    total.add_rows(table)
     return pa.concat_tables(
-        _encoded(side, unit, _counts_of(table, side, unit, units), partitions)
-        for side in SIDES
-        for unit in units.orders
+        _encoded(side, unit, counts, partitions) for (side, unit), counts in total.totals.items()
     )
 
 
@@ -166,50 +164,28 @@ def lengths_in(table: pa.Table) -> pa.Table:
     return table.filter(pc.is_valid(table["length"]))
 
 
-class TableSum:
+class TableSum(CorpusTotal):
     """A running sum of tables of counts; memory grows with the number of different n-grams."""
 
-    def __init__(self, units: Units) -> None:
-        self.rows = 0
-        """Number of rows of the corpus whose lengths were in the tables so far."""
-        self._totals = {(side, unit): NgramTotal() for side in SIDES for unit in units.orders}
-
     def add(self, table: pa.Table) -> None:
-        for side, unit, ngram, _, length, count in zip(
-            *(column.to_pylist() for column in table.columns), strict=True
-        ):
-            if ngram is not None:
-                self._totals[side, unit].add_ngram(ngram, count)
-                continue
-            self._totals[side, unit].add_length(length, count)
-            if (side, unit) == (SIDES[0], WORDS):
-                self.rows += count
-
-    def histograms(self) -> Histograms:
-        return {key: total.histogram() for key, total in self._totals.items()}
+        for (side, unit), total in self.totals.items():
+            is_own = pc.and_(pc.equal(table["side"], side), pc.equal(table["unit"], unit))
+            own = table.filter(is_own)
+            lengths, ngrams = lengths_in(own), own.filter(pc.is_valid(own["ngram"]))
+            total.add_ngrams(ngrams["ngram"], ngrams["count"])
+            total.add_lengths(lengths["length"], lengths["count"])
 
 
-def _counts_of(table: pa.Table, side: str, unit: str, units: Units) -> NgramCounts:
-    total, n = NgramTotal(), units.orders[unit]
-    runs_on = unit == WORDS and units.words_before > 0
-    befores = table[f"previous_{side}"].to_pylist() if runs_on else [""] * table.num_rows
-    symbols = units.symbols(unit, table[side].to_pylist())
-    for row, before in zip(symbols, befores, strict=True):
-        total.add_row(row, n, before)
-    return total.counts()
-
-
-def _encoded(side: str, unit: str, counts: NgramCounts, partitions: int) -> pa.Table:
+def _encoded(side: str, unit: str, total: NgramTotal, partitions: int) -> pa.Table:
     """Returns a table of counts: one row for each n-gram, and one for each length."""
-    ngrams, lengths = counts.ngrams, counts.lengths
-    rows = len(ngrams) + len(lengths)
-    no_ngram = [None] * len(lengths)
-    columns = [
-        [side] * rows,
-        [unit] * rows,
-        [*ngrams, *no_ngram],
-        [*(partition_of(ngram, partitions) for ngram in ngrams), *no_ngram],
-        [*[None] * len(ngrams), *lengths],
-        [*ngrams.values(), *lengths.values()],
-    ]
-    return pa.table(columns, schema=_COUNTS)
+    ngrams = total.ngrams()
+    places = [partition_of(ngram, partitions) for ngram in ngrams["ngram"].to_numpy()]
+    lengths = [pa.array(each, pa.int64()) for each in (total.lengths, total.lengths.values())]
+    parts = (
+        _COUNTS.empty_table(),
+        ngrams.append_column("partition", pa.array(places, pa.int32())),
+        pa.table(lengths, names=["length", "count"]),
+    )
+    whole = pa.concat_tables(parts, promote_options="default")
+    named = whole.set_column(0, "side", pa.repeat(side, len(whole)))
+    return named.set_column(1, "unit", pa.repeat(unit, len(whole)))

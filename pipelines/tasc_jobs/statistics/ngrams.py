@@ -3,23 +3,30 @@
 Figures need only a histogram: the number of n-grams by their count. A histogram grows with the
 number of different counts, not with the number of different n-grams. An n-gram is written as its
 symbols (words, token ids in digits, digests of whole texts) joined by blanks, which no symbol
-contains. All functions are pure.
+contains. Arrow's kernels split and count; their white space is that of `str.split`.
 """
 
 import functools
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasc_jobs.words import BLANK, SIDES, TEXT, split_words, text_column
 from tasc_text.tokenizer import open_to_encode
 
-SIDES = ("input", "output")
 WORDS, TEXTS, TOKENS = "words", "texts", "tokens"
 PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
 MAX_BINS = 40
 _DIGEST_BYTES = 16
+_COUNTS = pa.schema([("ngram", TEXT), ("count", pa.int64())])
+_UNSUMMED = 1 << 20  # counts that are kept before equal n-grams are summed
 
 
 @dataclass(frozen=True)
@@ -69,19 +76,18 @@ class Units:
         """Number of words before a row that an n-gram which ends in the row may contain."""
         return self.n - 1 if self.across_rows else 0
 
-    def symbols(self, unit: str, texts: Sequence[str]) -> list[list[str]]:
+    def symbols(self, unit: str, texts: pa.LargeStringArray) -> pa.ListArray:
         """Splits each text into words, token ids in digits, or one digest of the whole text."""
         if unit == WORDS:
-            return [text.split() for text in texts]
+            return split_words(texts)
         if unit == TEXTS:
-            return [[_digest(text)] for text in texts]
+            different = texts.dictionary_encode()
+            whole = different.dictionary.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+            digests = [blake2b(t, digest_size=_DIGEST_BYTES).hexdigest() for t in whole]
+            return split_words(pa.array(digests, TEXT).take(different.indices))
         assert self.tokenizer is not None
-        encoded = _tokenizer(self.tokenizer).encode_outputs(texts)
-        return [[str(id_) for id_ in ids] for ids in encoded]
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+        ids = _tokenizer(self.tokenizer).encode_outputs(texts.to_pylist())
+        return pa.array(ids, pa.list_(pa.int32())).cast(pa.list_(TEXT))
 
 
 _tokenizer = functools.cache(open_to_encode)  # once per process
@@ -167,11 +173,16 @@ class NgramHistogram:
 
 
 class NgramTotal:
-    """A running sum of counts; the sum does not depend on their order."""
+    """A running sum of counts; the sum does not depend on their order.
+
+    Memory grows with the number of different n-grams.
+    """
 
     def __init__(self) -> None:
-        self._ngrams: Counter[str] = Counter()
-        self._lengths: Counter[int] = Counter()
+        self.lengths: Counter[int] = Counter()
+        """Number of rows by number of symbols."""
+        self._counts = [_COUNTS.empty_table()]
+        self._kept = self._different = 0
 
     def add_row(self, symbols: Sequence[str], n: int, before: str = "") -> None:
         """Counts a row and the n-grams that end in it.
@@ -180,24 +191,95 @@ class NgramTotal:
             before: The last ``n - 1`` words before the row, or as many as exist, joined by blanks,
                 if all rows are counted as one running text.
         """
-        running = [*before.split(), *symbols]
-        shifted = (running[start:] for start in range(n))
-        self._ngrams.update(map(" ".join, zip(*shifted, strict=False)))
-        self._lengths[len(symbols)] += 1
+        running = pa.array([[*before.split(), *symbols]], pa.list_(TEXT))
+        self.add_rows(running, n, pa.array([len(symbols)]))
 
-    def add_ngram(self, ngram: str, count: int) -> None:
-        self._ngrams[ngram] += count
+    def add_rows(self, running: pa.ListArray, n: int, lengths: pa.Array) -> None:
+        """Counts rows, and all n-grams of the lists.
 
-    def add_length(self, length: int, rows: int) -> None:
-        self._lengths[length] += rows
+        Args:
+            running: The symbols of each row, after up to ``n - 1`` symbols before the row if all
+                rows are counted as one running text.
+            lengths: The number of symbols of each row.
+        """
+        symbols, rows = running.flatten(), pc.list_parent_indices(running)
+        if (firsts := len(symbols) - n + 1) > 0:
+            shifted = (symbols[start : start + firsts] for start in range(n))
+            within = pc.equal(rows[:firsts], rows[n - 1 :])
+            found = pc.binary_join_element_wise(*shifted, BLANK).filter(within)
+            self.add_ngrams(*found.value_counts().flatten())
+        self.add_lengths(*lengths.value_counts().flatten())
+
+    def add_ngrams(self, ngrams: pa.Array, counts: pa.Array) -> None:
+        """Adds n-grams, which may be repeated, and the count of each."""
+        self._counts.append(pa.Table.from_arrays([ngrams, counts], schema=_COUNTS))
+        self._kept += len(counts)
+        if self._kept > 2 * self._different + _UNSUMMED:
+            self.ngrams()
+
+    def add_lengths(self, lengths: pa.Array, rows: pa.Array) -> None:
+        """Adds lengths, which may be repeated, and the number of rows of each."""
+        for length, count in zip(lengths.to_pylist(), rows.to_pylist(), strict=True):
+            self.lengths[length] += count
+
+    def ngrams(self) -> pa.Table:
+        """The different n-grams so far, with columns ngram and count."""
+        kept = pa.concat_tables(self._counts)
+        # Arrow's group_by takes several times as long for offsets of 64 bits.
+        found = kept["ngram"].combine_chunks().dictionary_encode()
+        sums = np.bincount(found.indices, kept["count"], len(found.dictionary))
+        # Sums are exact below 2 ** 53.
+        summed = pa.table([found.dictionary, sums.astype(np.int64)], schema=_COUNTS)
+        self._counts = [summed]
+        self._kept = self._different = summed.num_rows
+        return summed
 
     def counts(self) -> NgramCounts:
         """The sum so far; later additions do not change it."""
-        return NgramCounts(dict(self._ngrams), dict(self._lengths))
+        return NgramCounts(_mapping(*self.ngrams().columns), dict(self.lengths))
 
     def histogram(self) -> NgramHistogram:
         """The histogram of the sum so far; later additions do not change it."""
-        return NgramHistogram(dict(Counter(self._ngrams.values())), dict(self._lengths))
+        frequencies = self.ngrams()["count"].value_counts().flatten()
+        return NgramHistogram(_mapping(*frequencies), dict(self.lengths))
+
+
+class CorpusTotal:
+    """Running counts of both sides of a corpus."""
+
+    def __init__(self, units: Units) -> None:
+        self.totals = {(side, unit): NgramTotal() for side in SIDES for unit in units.orders}
+        """By side and unit."""
+        self._units = units
+
+    @property
+    def rows(self) -> int:
+        """Number of rows whose lengths were added."""
+        return self.totals[SIDES[0], WORDS].lengths.total()
+
+    def add_rows(self, table: pa.Table) -> None:
+        """Counts the rows of a table with a column of texts for each side.
+
+        With `Units.across_rows`, the columns previous_input and previous_output have the words
+        before each row, so the counts do not depend on how rows are batched.
+        """
+        for side in SIDES:
+            texts = text_column(table, side)
+            for unit, n in self._units.orders.items():
+                running = symbols = self._units.symbols(unit, texts)
+                if unit == WORDS and self._units.words_before:
+                    before = text_column(table, f"previous_{side}")
+                    running = split_words(pc.binary_join_element_wise(before, texts, BLANK))
+                lengths = pc.list_value_length(symbols).fill_null(0)
+                self.totals[side, unit].add_rows(running, n, lengths)
+
+    def histograms(self) -> dict[tuple[str, str], NgramHistogram]:
+        """Histograms by side and unit."""
+        return {key: total.histogram() for key, total in self.totals.items()}
+
+
+def _mapping(keys: pa.Array, values: pa.Array) -> dict[Any, int]:
+    return dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))
 
 
 def joined(left: NgramHistogram, right: NgramHistogram) -> NgramHistogram:

@@ -15,20 +15,18 @@ from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.statistics.distribution import CurvePoint, Distribution, distribution
 from tasc_jobs.statistics.ngrams import (
-    SIDES,
     TEXTS,
     TOKENS,
     WORDS,
+    CorpusTotal,
     Lengths,
     NgramHistogram,
-    NgramTotal,
     Units,
     row_lengths,
 )
-from tasc_runtime.data.rows import BadRow, Fields, read_corpus
+from tasc_jobs.words import SIDES, with_previous_words
+from tasc_runtime.data.rows import BadRow, Fields, read_tables
 from tasc_runtime.progress import StageProgress, silent
-from tasc_store import CorpusRow
-from tasc_text.template import last_words
 
 _PERCENTILES = {"least": "0", **{f"p{p}": p for p in ("5", "50", "90", "95", "99")}, "most": "100"}
 _RANK = "rank, the most frequent first"
@@ -168,37 +166,25 @@ def file_statistics(
         EmptyCorpusError: The files have no rows.
     """
     units = units or Units()
-    running = _RunningCounts(units)
+    total = CorpusTotal(units)
+    before = dict.fromkeys(SIDES, "")
     refused: list[BadRow] = []
-    for row in read_corpus(paths, fields, refused.append):
-        running.add(row)
-        progress("count", running.rows, None)
-    if not running.rows:
+    rows = 0
+
+    def read(more: int) -> None:
+        nonlocal rows
+        rows += more
+        progress("count", rows, None)
+
+    for found in read_tables(paths, fields, refused.append, read):
+        table = found
+        if units.words_before:
+            table, before = with_previous_words(table, before, units.words_before)
+        total.add_rows(table)
+    if not rows:
         named = ", ".join(map(str, paths)) or "no files"
         raise EmptyCorpusError(f"no rows in {named}; {len(refused)} lines were refused")
-    return statistics_of(running.histograms(), units, len(refused))
-
-
-class _RunningCounts:
-    """Running counts of both sides."""
-
-    def __init__(self, units: Units) -> None:
-        self.rows = 0
-        self._units = units
-        self._totals = {(side, unit): NgramTotal() for side in SIDES for unit in units.orders}
-        self._before = dict.fromkeys(SIDES, "")
-
-    def add(self, row: CorpusRow) -> None:
-        self.rows += 1
-        for side, text in zip(SIDES, (row.input, row.output), strict=True):
-            before = self._before[side]
-            for unit, n in self._units.orders.items():
-                (symbols,) = self._units.symbols(unit, [text])
-                self._totals[side, unit].add_row(symbols, n, before if unit == WORDS else "")
-            self._before[side] = last_words(f"{before} {text}", self._units.words_before)
-
-    def histograms(self) -> dict[tuple[str, str], NgramHistogram]:
-        return {key: total.histogram() for key, total in self._totals.items()}
+    return statistics_of(total.histograms(), units, len(refused))
 
 
 def statistics_of(

@@ -3,6 +3,12 @@
 Reading holds one line, or at most 256 rows of a Parquet file, in memory. A line that is not a row
 does not end the reading, but is returned with its number and the reason. Files are written under a
 temporary name first, so that a reader never sees an incomplete file.
+
+`read_tables` reads blocks of about 1 MiB, with Arrow where that gives the same rows. Arrow's reader
+of JSON accepts what Python's refuses, such as two objects on a line or ``Inf``, and a deep value
+ends the process. It therefore reads only blocks in which each line begins and ends with a brace,
+and only the fields of the first line, all with texts, whole numbers or booleans. Then a line break
+cannot be within a value, and as many rows as lines mean one row on each line.
 """
 
 import functools
@@ -11,11 +17,12 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice, starmap
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +43,10 @@ _BLOCK_BYTES = 1 << 20
 _SKIP_BYTES = 1 << 16
 _READ_ROWS, _WRITE_ROWS = 256, 10_000  # rows of Parquet at once
 _READ_BYTES, _WRITE_BYTES = 32 << 20, 64 << 20  # approximate maximum, but at least one row
+_SIDES = pa.schema([("input", pa.large_string()), ("output", pa.large_string())])
+_JSON_TYPES = {str: pa.string(), int: pa.int64(), bool: pa.bool_()}
+_Marked: TypeAlias = tuple[int, bytes, str]
+"""The number of a line, its bytes, and why it cannot be read, if so."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +182,108 @@ def read_rows(
             the disk fails.
     """
     _require_suffix(path)
+    columns = (fields.input, fields.output, fields.id)
+    records = read_raw_rows(path, columns, max_row_bytes=max_row_bytes)
+    yield from map(_row_reader(path, fields), records)
+
+
+def read_tables(
+    paths: Sequence[Path],
+    fields: Fields,
+    refused: Callable[[BadRow], None] = lambda bad: None,
+    read: Callable[[int], None] = lambda rows: None,
+) -> Iterator[pa.Table]:
+    """Yields the rows of `read_corpus`, as tables with the columns input and output (large_string).
+
+    A table has at least one row, and about 1 MiB of lines or 256 rows of a Parquet file.
+
+    Args:
+        refused: Called with each line that is not a row.
+        read: Called with the number of rows that were read since the last call.
+
+    Raises:
+        FileError: A file cannot be read.
+    """
+    for path in paths:
+        check_file(path, (fields.input, fields.output))
+    for path in paths:
+        row_of = _row_reader(path, fields)
+        for table, records in _blocks(path, fields):
+            if table:
+                read(table.num_rows)
+                yield table
+                continue
+            rows = list[tuple[str, str]]()
+            for row in map(row_of, records):
+                if isinstance(row, BadRow):
+                    refused(row)
+                else:
+                    rows.append((row.input, row.output))
+                    read(1)
+            if rows:
+                yield pa.table(list(zip(*rows, strict=True)), schema=_SIDES)
+
+
+def _blocks(path: Path, fields: Fields) -> Iterator[tuple[pa.Table | None, Iterable[RawRow]]]:
+    """Yields blocks of a file, each as a table if Arrow reads it alike, and as its records."""
+    if path.suffix == ".parquet":
+        records = read_raw_rows(path, (fields.input, fields.output, fields.id))
+        while some := list(islice(records, _READ_ROWS)):
+            yield None, some
+        return
+    held, size = list[_Marked](), 0
+    for marked in chain(_marked_lines(path, MAX_ROW_BYTES), [None]):
+        if marked:
+            held.append(marked)
+            size += len(marked[1])
+        if size >= _BLOCK_BYTES or not marked:
+            yield _arrow_table(held, fields), filter(None, starmap(_raw_row, held))
+            held, size = [], 0
+
+
+def _arrow_table(marked: Sequence[_Marked], fields: Fields) -> pa.Table | None:
+    """Returns inputs and outputs; None if Arrow may read a line in another way than `read_rows`."""
+    lines = [line for _, raw, _ in marked if (line := raw.strip(b" \t\r"))]
+    block, sides = b"\n".join(lines), [fields.input, fields.output]
+    whole = block[:1] + block[-1:] == b"{}" and block.count(b"}\n{") == len(lines) - 1
+    if not whole or any(reason for *_, reason in marked) or MESSAGES in sides:
+        return None
+    # Imported here, because few processes read tables.
+    from pyarrow import compute
+    from pyarrow import json as arrow_json
+
+    try:
+        first = json.loads(lines[0].decode())
+        kinds = pa.schema([(name, _JSON_TYPES[type(value)]) for name, value in first.items()])
+        table = arrow_json.read_json(
+            pa.BufferReader(block),
+            arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            arrow_json.ParseOptions(explicit_schema=kinds, unexpected_field_behavior="error"),
+        )
+        table.validate(full=True)  # UTF-8
+        found, key = table.select(sides), first.get(fields.id)
+    except (ValueError, KeyError, RecursionError, pa.ArrowException):
+        return None
+    texts = found.schema.types == [pa.string()] * 2 and not isinstance(key, bool)
+    if not texts or table.num_rows != len(lines) or any(c.null_count for c in found.columns):
+        return None
+    filled = [compute.utf8_trim_whitespace(found[1])]
+    filled += [table[fields.id]] if isinstance(key, str) else []
+    empty = any(compute.index(column, "").as_py() >= 0 for column in filled)
+    return None if empty else found.rename_columns(_SIDES.names).cast(_SIDES)
+
+
+def _row_reader(path: Path, fields: Fields) -> Callable[[RawRow], CorpusRow | BadRow]:
     file_hash = functools.cache(lambda: file_sha256(path)[:_HASH_DIGITS])
     texts = RowTexts(str(path))
-    columns = (fields.input, fields.output, fields.id)
-    for record in read_raw_rows(path, columns, max_row_bytes=max_row_bytes):
+
+    def row(record: RawRow) -> CorpusRow | BadRow:
         try:
-            yield _corpus_row(record, fields, texts, file_hash)
+            return _corpus_row(record, fields, texts, file_hash)
         except ValueError as error:  # raised above or by CorpusRow
-            yield BadRow(str(path), record.line, str(error), record.text)
+            return BadRow(str(path), record.line, str(error), record.text)
+
+    return row
 
 
 def read_raw_rows(
@@ -207,15 +312,23 @@ def read_raw_rows(
     if path.suffix == ".parquet":
         yield from _parquet_records(path, columns, max_row_bytes, keep)
         return
+    yield from filter(None, starmap(_raw_row, _marked_lines(path, max_row_bytes)))
+
+
+def _marked_lines(path: Path, max_bytes: int) -> Iterator[_Marked]:
     line = 0
     try:
-        for line, raw in read_lines(path, max_row_bytes):
-            if len(raw) > max_row_bytes:
-                yield RawRow(line, None, _shown(raw), _too_long(max_row_bytes))
-            elif raw.strip():
-                yield _parsed(line, raw)
+        for line, raw in read_lines(path, max_bytes):
+            yield line, raw, _too_long(max_bytes) if len(raw) > max_bytes else ""
     except _DAMAGED_GZIP as error:
-        yield RawRow(line + 1, None, "", f"damaged gzip, the rest is lost: {error}")
+        yield line + 1, b"", f"damaged gzip, the rest is lost: {error}"
+
+
+def _raw_row(line: int, raw: bytes, reason: str) -> RawRow | None:
+    """Parses one of the `_marked_lines`; a blank line gives None."""
+    if reason:
+        return RawRow(line, None, _shown(raw), reason)
+    return _parsed(line, raw) if raw.strip() else None
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
