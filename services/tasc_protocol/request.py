@@ -160,6 +160,8 @@ class Scoring:
     mass: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.end, str | None):
+            raise FieldError("end", f"end is {self.end!r:.80}; give a text, or leave it out")
         if not isinstance(self.exact, bool):
             raise FieldError("exact", f"exact is {self.exact!r:.80}; it is true or false")
         if not _is_number(self.tolerance) or not 0 <= self.tolerance < 1:

@@ -17,7 +17,7 @@ from inspect import getfullargspec
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from tasc_engine import (
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
 from tasc_engine.model.loading import Quantization
-from tasc_protocol import FieldError, LabelScores, Scoring, Timings, TokenText
+from tasc_protocol import FieldError, LabelScores, Scoring, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
@@ -49,7 +49,7 @@ from tasc_runtime.engine.calibration import (
     labels_of,
     require_fitting,
 )
-from tasc_runtime.engine.reader import require_stops
+from tasc_runtime.engine.reader import RequestReader, require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
@@ -96,8 +96,6 @@ _INSTEAD = {
 }
 
 Input = str | Sequence[int]
-Errors = Literal["raise", "keep"]
-_OF_INPUT = {"input", "inputs", "messages", "prompt"}  # fields of errors that are for one input
 _Fields = TypeVar("_Fields", bound=Body)
 
 
@@ -518,13 +516,7 @@ class LLM:
         SavedTask(record, self._settings, index).write(folder)
 
     def generate(
-        self,
-        inputs: Input | Iterable[Input],
-        *,
-        places: Sequence[int] | None = None,
-        errors: Errors = "raise",
-        progress: bool | None = None,
-        **options: Any,
+        self, inputs: Input | Iterable[Input], *, progress: bool | None = None, **options: Any
     ) -> Completions:
         """Answers inputs, in their order.
 
@@ -541,11 +533,6 @@ class LLM:
         Args:
             inputs: One input or several: texts that are put into the template, or token ids of
                 whole prompts.
-            places: A number from 0 to 2^32 - 1 for each input, which its random numbers depend on,
-                beside ``seed``; unset: the positions. Calls with parts of a list give the same
-                sampled answers as one call if each input keeps its place.
-            errors: With ``keep``, an input that cannot be answered, such as one that is too long,
-                has an answer with an ``error``, and does not end the call.
             progress: Whether to show progress on stderr; unset: from 100 answers on.
             options: Options with the names and meanings of HTTP request fields.
                 Length: ``max_tokens``, ``min_tokens``, ``stop`` (a string or a list),
@@ -573,9 +560,7 @@ class LLM:
             RuntimeError: Another call is running.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
-        return self._answered(
-            _listed(inputs), parsed(Options, options), progress, places=places, errors=errors
-        )
+        return self._answered(_listed(inputs), parsed(Options, options), progress)
 
     def chat(
         self,
@@ -625,8 +610,6 @@ class LLM:
         multi: bool = False,
         adapter: str | None = None,
         truncate_prompt_tokens: int | None = None,
-        draft: bool = True,
-        errors: Errors = "raise",
         progress: bool | None = None,
     ) -> Classifications:
         """Returns the probabilities of labels for inputs, in their order.
@@ -661,9 +644,7 @@ class LLM:
             adapter: The name of an adapter.
             truncate_prompt_tokens: Number of last prompt tokens to keep; -1: as many as there is
                 room for.
-            draft: Whether drafts help to choose which of the unlikely labels are looked at. Without
-                them, equal inputs have equal probabilities in every call.
-            errors, progress: See `generate`.
+            progress: See `generate`.
 
         Returns:
             A list of `Classification`, one for each input. An input that failed has an ``error``.
@@ -673,30 +654,32 @@ class LLM:
                 value is out of its range; or see `generate`.
             KeyboardInterrupt, RuntimeError: See `generate`.
         """
-        shared = scoring_request(
-            labels,
-            end=end,
-            exact=exact,
-            tolerance=tolerance,
-            max_steps=max_steps,
-            abstain_below=abstain_below,
-            abstain_label=abstain_label,
-            prior=prior,
-            multi=multi,
+        if multi:
+            raise FieldError(
+                "multi",
+                "multi is set, but the labels of a set exclude each other: their probabilities sum "
+                'to 1. Call classify with labels such as ["yes", "no"] once for each label, with '
+                "prompts that ask for it; or let a model generate the list of labels",
+            )
+        guide = None if labels is None else label_guide(labels)
+        texts = _listed(inputs)
+        how = Scoring(end, exact, tolerance, max_steps, abstain_below, abstain_label=abstain_label)
+        shared = Request(
+            guide=guide,
+            scoring=how,
             adapter=adapter,
             truncate_prompt_tokens=truncate_prompt_tokens,
-            draft=draft,
         )
-        texts, classified = _listed(inputs), Classifications()
+        classified = Classifications()
         try:
             base = self._prior(prior, shared)
         except KeyboardInterrupt:
             classified.interrupted = True
             return classified
-        if base is not None and shared.scoring:
-            how = replace(shared.scoring, biases=tuple((-base).tolist()))
+        if base is not None:
+            how = replace(how, biases=tuple((-base).tolist()))
             shared = structs.replace(shared, scoring=how)
-        requests = list(self._made(texts, shared, errors=errors))
+        requests = [self._request(i, given, shared) for i, given in enumerate(texts)]
         found = self._run(requests, "classified", progress)
         classified += map(_classification, found.in_order)
         classified.interrupted = found.interrupted
@@ -706,16 +689,19 @@ class LLM:
         """Returns ``float64[labels]``, log-probabilities behind an empty input; None if uniform.
 
         Raises:
-            FieldError: The empty input cannot be scored.
+            FieldError: The prior is unknown, or the empty input cannot be scored.
         """
         if prior == "uniform":
             return None
+        if prior != "empty":
+            raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
         end = shared.scoring.end if shared.scoring else None
         asked = structs.replace(shared, scoring=Scoring(end, exact=True))
         try:
             (result,) = self._run([self._request(0, "", asked)], "prior", False).in_order or (None,)
         except FieldError as error:
-            message = f"prior is empty, and an empty input cannot be scored: {error}"
+            reason = str(error).rpartition(": ")[2]
+            message = f"prior is empty, and an empty input cannot be scored: {reason}"
             raise FieldError("prior", message) from error
         if result is None:
             raise KeyboardInterrupt
@@ -769,10 +755,9 @@ class LLM:
         require_fitting(len(listed), len(record.choices))
         # Every label is scored, since a fit without the right label would trust wrong ones.
         how = Scoring(end, exact=True)
-        _require_prior(prior)
         shared = Request(scoring=how)
         base = self._prior(prior, shared)
-        requests = list(self._made([row.input for row in listed], shared))
+        requests = [self._request(i, row.input, shared) for i, row in enumerate(listed)]
         found = self._run(requests, "scored", progress)
         if found.interrupted:
             raise KeyboardInterrupt
@@ -793,29 +778,17 @@ class LLM:
         return fit
 
     def _answered(
-        self,
-        inputs: Sequence[Input | Conversation],
-        asked: Options,
-        progress: bool | None,
-        **made: Any,
+        self, inputs: Sequence[Input | Conversation], asked: Options, progress: bool | None
     ) -> Completions:
-        requests = list(self._requests(inputs, asked, **made))
+        requests = list(self._requests(inputs, asked))
         found = self._run(requests, "answers", progress)
         answers = Completions(self._completion(result, asked) for result in found.in_order)
         answers.interrupted = found.interrupted
         return answers
 
-    def _run(
-        self, made: Sequence[Request | GenerationResult], name: str, progress: bool | None
-    ) -> "_Found":
-        """Answers requests until Ctrl-C; progress is shown under ``name``.
-
-        Args:
-            made: Requests, and the results of inputs that cannot be answered.
-        """
-        refused = {one.id: one for one in made if isinstance(one, GenerationResult)}
-        requests = [one for one in made if isinstance(one, Request)]
-        found = _Found([one.id for one in made], refused)
+    def _run(self, requests: Sequence[Request], name: str, progress: bool | None) -> "_Found":
+        """Answers requests until Ctrl-C; progress is shown under ``name``."""
+        found = _Found([request.id for request in requests])
         show = len(requests) >= _PROGRESS_ROWS if progress is None else progress
         shown: Progress | nullcontext[None] = (
             show_progress(name, len(requests)) if show else nullcontext()
@@ -833,7 +806,7 @@ class LLM:
                         bar.set_suffix(f"acceptance {accepted / drafted:.2f}")
             found.interrupted = interrupted.is_set()
             if bar and found.interrupted:
-                count = f"{len(found.results)} of {len(made)}"
+                count = f"{len(found.results)} of {len(requests)}"
                 bar.set_suffix(f"interrupted: the list has {count} answers")
         return found
 
@@ -860,7 +833,6 @@ class LLM:
         if len(inputs := _listed(text)) != 1:
             raise FieldError("inputs", f"{len(inputs)} inputs are given; a stream has one")
         (request,) = self._requests(inputs, asked)
-        assert isinstance(request, Request)  # a refused input raises
         return self._stream(structs.replace(request, stream=True))
 
     def summary(self) -> Summary:
@@ -899,6 +871,11 @@ class LLM:
         return self._engine
 
     @property
+    def reader(self) -> RequestReader:
+        """Fills in the task's values in requests for the engine, and checks them."""
+        return self._builder.reader
+
+    @property
     def index(self) -> DraftIndex:
         """The index to draft from, in addition to prompts and answers; empty without a corpus."""
         return self._builder.proposer.index
@@ -931,58 +908,23 @@ class LLM:
         self._totals.add(record)
 
     def _requests(
-        self, inputs: Sequence[Input | Conversation], asked: Options, **made: Any
-    ) -> Iterator[Request | GenerationResult]:
-        """Makes the requests for all inputs, see `_made`."""
+        self, inputs: Sequence[Input | Conversation], asked: Options
+    ) -> Iterator[Request]:
+        """Makes the requests for all inputs; their shared guide is compiled once."""
         builder, shared = self._builder, asked.request(asked.logprobs)
         shared = structs.replace(
             shared, guide=shared.guided_by(guide_of(builder.record)), max_tokens=asked.max_tokens
         )
-        for index, first in enumerate(self._made(inputs, shared, **made)):
+        for index, given in enumerate(inputs):
+            first = self._request(index, given, shared)
             yield first
             for choice in range(1, asked.n or 1):
-                place = {} if isinstance(first, GenerationResult) else {"choice_index": choice}
-                yield structs.replace(first, id=f"{index}.{choice}", **place)
+                yield structs.replace(first, id=f"{index}.{choice}", choice_index=choice)
 
-    def _made(
-        self,
-        inputs: Sequence[Input | Conversation],
-        shared: Request,
-        *,
-        places: Sequence[int] | None = None,
-        errors: Errors = "raise",
-    ) -> Iterator[Request | GenerationResult]:
-        """Makes a request for each input; the first one compiles the guide of all.
-
-        With ``errors="keep"``, an input that cannot be answered has a result instead.
-        """
-        if errors not in get_args(Errors):
-            raise FieldError("errors", f"errors is {errors!r:.80}; it is raise or keep")
-        found = range(len(inputs)) if places is None else _ids("places", list(places))
-        if len(found) != len(inputs) or not all(0 <= place < 1 << 32 for place in found):
-            message = f"places are for {len(found)} of {len(inputs)} inputs, or out of range"
-            raise FieldError("places", f"{message}; give each input a number from 0 to 2^32 - 1")
-        compiled = False
-        for index, (given, place) in enumerate(zip(inputs, found, strict=True)):
-            try:
-                made = self._request(index, given, shared, place)
-                if not compiled:
-                    self._builder.reader.guide(made.guide)
-                    compiled = True
-            except FieldError as error:
-                if errors == "raise" or error.field.partition(".")[0] not in _OF_INPUT:
-                    raise FieldError(error.field, f"input {index}: {error}") from error
-                never = Timings(0.0, 0.0, 0.0)
-                yield GenerationResult(f"{index}.0", (), "", "error", 0, never, error=str(error))
-            else:
-                yield made
-
-    def _request(
-        self, index: int, given: Input | Conversation, shared: Request, place: int = 0
-    ) -> Request:
-        """Makes the request for one input; raises FieldError if it cannot be answered."""
+    def _request(self, index: int, given: Input | Conversation, shared: Request) -> Request:
+        """Makes the request for one input; the first one compiles the guide of all."""
         builder = self._builder
-        one = structs.replace(shared, id=f"{index}.0", prompt_index=place)
+        one = structs.replace(shared, id=f"{index}.0", prompt_index=index)
         try:
             if isinstance(given, str | Conversation):
                 str(given).encode()  # raises UnicodeEncodeError
@@ -991,16 +933,17 @@ class LLM:
             else:
                 ids = tuple(given)
             one = structs.replace(one, prompt=ids)
-            return builder.reader.read(one, one.id, builder.record_version)
+            made = builder.reader.read(one, one.id, builder.record_version)
+            if index == 0:
+                builder.reader.guide(made.guide)
         except UnicodeEncodeError as error:
-            message = (
-                f"the input has half of a character (a lone surrogate) at position {error.start}; "
-                "decode the input with errors='replace'"
-            )
-            raise FieldError("inputs", message) from error
+            half = f"input {index} has half of a character (a lone surrogate)"
+            way_out = f"at position {error.start}; decode the input with errors='replace'"
+            raise FieldError("inputs", f"{half} {way_out}") from error
         except ValueError as error:
             field = getattr(error, "field", one.prompt_field)
-            raise FieldError(field, str(error).removeprefix(f"request {one.id}: ")) from error
+            raise FieldError(field, f"input {index}: {error}") from error
+        return made
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         index, _, choice = result.id.partition(".")
@@ -1073,41 +1016,7 @@ class _Found:
         return [self.results[id] for id in self.ids if id in self.results]
 
 
-def scoring_request(
-    labels: Sequence[str] | None = None,
-    *,
-    end: str | None = None,
-    exact: bool = False,
-    tolerance: float = Scoring.tolerance,
-    max_steps: int = Scoring.max_steps,
-    abstain_below: float | None = None,
-    abstain_label: str | None = None,
-    prior: Prior = "uniform",
-    multi: bool = False,
-    **fields: Any,
-) -> Request:
-    """Makes the request that all inputs of `LLM.classify` share; see there."""
-    if multi:
-        raise FieldError(
-            "multi",
-            "multi is set, but the labels of a set exclude each other: their probabilities sum "
-            'to 1. Call classify with labels such as ["yes", "no"] once for each label, with '
-            "prompts that ask for it; or let a model generate the list of labels",
-        )
-    _require_prior(prior)
-    guide = None if labels is None else _label_guide(labels)
-    if not isinstance(end, str | None):
-        raise FieldError("end", f"end is {end!r:.80}; give a text, or leave it out")
-    how = Scoring(end, exact, tolerance, max_steps, abstain_below, abstain_label=abstain_label)
-    return Request(guide=guide, scoring=how, **fields)
-
-
-def _require_prior(prior: Prior) -> None:
-    if prior not in get_args(Prior):
-        raise FieldError("prior", f"prior is {prior!r:.80}; it is uniform or empty")
-
-
-def _label_guide(labels: Sequence[str]) -> GuideSpec:
+def label_guide(labels: Sequence[str]) -> GuideSpec:
     """Makes the guide of a call's own labels; raises FieldError if they cannot be labels."""
     texts = _items("labels", labels, "labels", "a list of texts")
     if wrong := [text for text in texts if not isinstance(text, str)]:

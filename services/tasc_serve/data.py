@@ -5,10 +5,11 @@ that die. Rows whose actor died are answered again, and their answers are the sa
 """
 
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from inspect import getfullargspec
 from pathlib import Path
@@ -17,18 +18,23 @@ from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import pyarrow as pa
+from msgspec.structs import replace
 from ray.data import ActorPoolStrategy, Dataset
 
+from tasc_protocol import GenerationResult, Request, Scoring
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.versions import newest_version
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.llm import LLM, Options, parsed, scoring_request, settings_of
+from tasc_runtime.llm import LLM, Options, label_guide, parsed, settings_of
 from tasc_store import TaskStore, connect
 from tasc_text import resolve_folder
 
-_PATHS = ("adapter", "cache_dir", "chat_template", "corpus")  # keywords of `LLM` that may be paths
 _LABEL = pa.struct([("label", pa.string()), ("probability", pa.float64())])
+# Types of columns that may have texts. Ray Data has a type for any objects of Python.
+_TEXTS = re.compile(r"(large_)?string|null|dictionary<values=(large_)?string|extension.*ObjectType")
+_OF_ROWS = ("input", "messages", "min_tokens", "prompt")  # fields of errors that one row may have
+_SCORING = {field.name for field in fields(Scoring)} - {"biases", "mass", "temperature"}
 # Columns of datasets made here. Otherwise Ray Data would start an engine to find them.
 _known: WeakKeyDictionary[Dataset, Mapping[str, Any]] = WeakKeyDictionary()
 
@@ -85,7 +91,8 @@ def generate(
             else in the dataset's pipeline. Otherwise blocks follow each other as they are finished.
         redis_url: The store of a task; unset: ``REDIS_URL`` of the environment.
         engine: Further keywords of `LLM`, `LLM.load` or `LLM.from_task`, such as
-            ``{"rows": 16, "adapter": "/models/my-lora"}``.
+            ``{"rows": 16, "adapter": "/models/my-lora"}``. Paths are absolute, because actors have
+            other working directories.
         options: Options of `LLM.generate`, except ``n`` and ``logprobs``.
 
     Raises:
@@ -96,16 +103,15 @@ def generate(
         ValueError: The dataset does not have the column of the inputs, it already has a new column,
             or another argument is wrong.
     """
-    asked = parsed(Options, options)
-    asked.request(None)  # raises if options contradict each other
-    if asked.n not in (None, 1) or asked.logprobs is not None:
-        name = "n" if asked.logprobs is None else "logprobs"
-        raise ValueError(f"a row has one answer, which is a text; leave {name} out")
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    given = parsed(Options, options)
+    if given.n not in (None, 1) or given.logprobs is not None:
+        raise ValueError("a row has one answer, which is a text; leave n and logprobs out")
+    asked = replace(given.request(None, secrets.randbits(63)), max_tokens=given.max_tokens)
     columns = {output: pa.string(), f"{output}_finish_reason": pa.string()}
-    work = _Work(input, columns, error, (None, "error"), _answers, {**options, "seed": seed})
-    pool = _Pool(concurrency, num_cpus, num_gpus, batch_size, preserve_order)
-    return pool.mapped(dataset, work, *_opened(model, redis_url, engine or {}, num_gpus))
+    work = _Work(input, columns, error, (None, "error"), asked)
+    place, env = _place(model, redis_url, engine or {}, num_gpus)
+    sizes = {"batch_size": batch_size, "num_cpus": num_cpus, "num_gpus": num_gpus}
+    return _mapped(dataset, work, place, concurrency, preserve_order, runtime_env=env, **sizes)
 
 
 def classify(
@@ -138,28 +144,28 @@ def classify(
         probabilities: Whether to add the column ``{output}_probabilities``, which has ``label`` and
             ``probability`` of all labels that were scored, the most likely first.
         options: Options of `LLM.classify`: ``end``, ``exact``, ``tolerance``, ``max_steps``,
-            ``abstain_below``, ``abstain_label``, ``prior``, ``adapter`` and
-            ``truncate_prompt_tokens``.
+            ``abstain_below``, ``abstain_label``, ``adapter`` and ``truncate_prompt_tokens``; and
+            ``top_k``, the maximum number of probabilities of a row.
         dataset, model, input, error, concurrency, num_cpus, num_gpus, batch_size: See `generate`.
         preserve_order, redis_url, engine: See `generate`.
 
     Raises:
         FieldError, ServiceError, StoreError, TextError, ValueError: See `generate`.
     """
-    known = {*getfullargspec(LLM.classify).kwonlyargs} - {"draft", "errors", "progress"}
+    known = {*_SCORING, "adapter", "truncate_prompt_tokens"}
     if unknown := sorted(options.keys() - known):
-        raise ValueError(f"unknown option {unknown[0]}; help(LLM.classify) lists them")
-    scoring_request(labels, **options)  # raises if an option is out of its range
-    columns = {
-        output: pa.string(),
-        f"{output}_probability": pa.float64(),
-        f"{output}_unseen_mass": pa.float64(),
-        **({f"{output}_probabilities": pa.list_(_LABEL)} if probabilities else {}),
-    }
-    failed = (None,) * len(columns)
-    work = _Work(input, columns, error, failed, _labels, {"labels": labels, **options})
-    pool = _Pool(concurrency, num_cpus, num_gpus, batch_size, preserve_order)
-    return pool.mapped(dataset, work, *_opened(model, redis_url, engine or {}, num_gpus))
+        raise ValueError(f"unknown option {unknown[0]}; known are {', '.join(sorted(known))}")
+    how = Scoring(**{name: options.pop(name) for name in _SCORING & options.keys()})
+    guide = None if labels is None else label_guide(labels)
+    asked = Request(guide=guide, scoring=how, draft=False, **options)
+    kinds = {"": pa.string(), "_probability": pa.float64(), "_unseen_mass": pa.float64()}
+    if probabilities:
+        kinds["_probabilities"] = pa.list_(_LABEL)
+    columns = {f"{output}{name}": kind for name, kind in kinds.items()}
+    work = _Work(input, columns, error, (None,) * len(columns), asked)
+    place, env = _place(model, redis_url, engine or {}, num_gpus)
+    sizes = {"batch_size": batch_size, "num_cpus": num_cpus, "num_gpus": num_gpus}
+    return _mapped(dataset, work, place, concurrency, preserve_order, runtime_env=env, **sizes)
 
 
 @dataclass(frozen=True)
@@ -171,16 +177,14 @@ class _Work:
         columns: The new columns.
         error: One more new column, for errors.
         failed: Values of ``columns`` in a row with an error.
-        find: Yields values and an error for each text. Values may be more than there are columns.
-        options: Options of ``find``.
+        asked: The request that all rows share.
     """
 
     input: str
     columns: Mapping[str, pa.DataType]
     error: str
     failed: tuple[str | None, ...]
-    find: Callable[..., Iterator[tuple[tuple[Any, ...], str | None]]]
-    options: Mapping[str, Any]
+    asked: Request
 
     def columns_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the types of all columns, given those of the dataset's own.
@@ -191,147 +195,117 @@ class _Work:
         if self.error in self.columns:
             raise ValueError(f"error is {self.error!r}, which is a column of output; rename one")
         if self.input not in own:
-            has = ", ".join(own)
-            raise ValueError(f"there is no column {self.input!r} among {has}; name one by input")
+            raise ValueError(f"there is no column {self.input!r} in {', '.join(own)}; set input")
         if taken := [name for name in (*self.columns, self.error) if name in own]:
-            way_out = "give other names by output and error, or drop it"
-            raise ValueError(f"the dataset already has a column {taken[0]!r}; {way_out}")
-        kind = own[self.input]
-        if isinstance(kind, pa.DataType) and not _may_be_text(kind):
+            raise ValueError(f"the dataset has a column {taken[0]!r}; set another output or error")
+        kind = own[self.input]  # a column of pandas may have another object as its type
+        if isinstance(kind, pa.DataType) and not _TEXTS.match(str(kind)):
             raise ValueError(f"column {self.input!r} has the type {kind}; name a column of texts")
         return {**own, **self.columns, self.error: pa.string()}
+
+    def request(self, row: int, text: Any) -> Request:
+        """Returns the request of a row of a batch; raises ValueError if it has no text.
+
+        Its random numbers depend on its text, since the row of a batch may differ from run to run.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"input: {text!r:.80} is not a text")
+        place = crc32(text.encode())
+        return replace(self.asked, id=str(row), prompt=text, templated=True, prompt_index=place)
+
+    def values(self, result: GenerationResult) -> tuple[Any, ...]:
+        """Returns the values of the new columns in a row."""
+        if result.error:
+            return (*self.failed, result.error)
+        if (scores := result.scores) is None:
+            return (result.text, result.finish_reason, None)
+        found = scores.probabilities
+        pairs = zip(scores.labels, found, strict=True)
+        scored = [{"label": label, "probability": probability} for label, probability in pairs]
+        values = (result.text or None, found[0], scores.unseen, scored)
+        return (*values[: len(self.columns)], None)
 
 
 class LLMActor:
     """An actor that owns an `LLM`, and adds columns to batches of rows."""
 
-    def __init__(self, open: Callable[[], LLM], work: _Work) -> None:
-        self._llm, self._work = open(), work
+    def __init__(self, place: Callable[[], LLM], work: _Work) -> None:
+        self._llm, self._work = place(), work
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        work = self._work
-        given = table[work.input].to_pylist()
-        rows = [(*work.failed, f"the input is {one!r:.80}; it must be a text") for one in given]
-        texts = {i: one for i, one in enumerate(given) if isinstance(one, str)}
-        found = work.find(self._llm, list(texts.values()), **work.options)
-        for i, (values, error) in zip(texts, found, strict=True):
-            rows[i] = (*(work.failed if error else values[: len(work.columns)]), error)
+        work, requests, rows = self._work, list[Request](), dict[int, tuple[Any, ...]]()
+        for row, text in enumerate(table[work.input].to_pylist()):
+            try:
+                requests.append(self._llm.reader.request(work.request(row, text)))
+            except ValueError as error:
+                field = getattr(error, "field", "input")
+                if field.partition(".")[0] not in _OF_ROWS:
+                    raise  # every row has this error
+                reason = re.sub(f"^({re.escape(field)}|request {row}:)", "input:", str(error))
+                rows[row] = (*work.failed, reason)
+        for result in self._llm.engine.generate(requests):
+            rows[int(result.id)] = work.values(result)
         for at, (name, kind) in enumerate({**work.columns, work.error: pa.string()}.items()):
-            table = table.append_column(name, pa.array([row[at] for row in rows], kind))
+            table = table.append_column(name, pa.array([rows[i][at] for i in sorted(rows)], kind))
         return table
 
 
-def _answers(
-    llm: LLM, texts: Sequence[str], **options: Any
-) -> Iterator[tuple[tuple[str, str], str | None]]:
-    places = [crc32(text.encode()) for text in texts]  # batches may differ from run to run
-    for one in llm.generate(texts, places=places, errors="keep", progress=False, **options):
-        yield (one.text, one.finish_reason), one.error
-
-
-def _labels(
-    llm: LLM, texts: Sequence[str], **options: Any
-) -> Iterator[tuple[tuple[Any, ...], str | None]]:
-    for one in llm.classify(texts, draft=False, errors="keep", progress=False, **options):
-        scored = [{"label": name, "probability": p} for name, p in one.probabilities.items()]
-        yield (one.label, one.probability, one.unseen_mass, scored), one.error
-
-
-def _opened(
+def _place(
     model: str | Path, redis_url: str | None, engine: Mapping[str, Any], num_gpus: float
-) -> tuple[Callable[[], LLM], Mapping[str, Any]]:
+) -> tuple[Callable[[], LLM], dict[str, Any]]:
     """Returns a function that opens the `LLM` in an actor, and the actor's ``runtime_env``."""
     engine = {**({} if num_gpus else {"device": "cpu"}), **engine}
-    for name in _PATHS:  # an actor has another working directory
-        if isinstance(path := engine.get(name), str | Path) and Path(path).expanduser().exists():
-            engine[name] = str(Path(path).expanduser().resolve())
     if 0 < num_gpus < 1:  # an `LLM` takes every GPU that it sees for a whole one
         share = engine.get("gpu_memory_share", EngineSettings().gpu_memory_share)
         engine["gpu_memory_share"] = share * num_gpus
+    where, url = [str(model)], redis_url or os.environ.get("REDIS_URL")
     open: Callable[..., LLM] = LLM
-    place: tuple[str, ...] = (str(model),)
     if isinstance(model, Path) or "/" in model or model.startswith((".", "~")):
         folder = resolve_folder(str(model), engine.get("revision"), weights=False)
         if Path(model).expanduser().is_dir():
-            place = (str(folder),)
+            where = [str(folder)]
         open = LLM.load if SavedTask.is_in(folder) else LLM
-    else:
-        if not (url := redis_url or os.environ.get("REDIS_URL")):
-            raise ServiceError(
-                f"model is {model}, which names a task, but no store is named; give redis_url or "
-                f"set REDIS_URL, or write ./{model} for a folder"
-            )
+    elif url:
         with closing(connect(url)) as client:
             _, version = newest_version(TaskStore(client), model)
-        open, place, engine = LLM.from_task, (model, url), {"version": version, **engine}
+        open, where, engine = LLM.from_task, [model, url], {"version": version, **engine}
+    else:
+        names = f"{model} names a task, but no store is named; give redis_url or set REDIS_URL"
+        raise ServiceError(f"{names}, or write ./{model} for a folder")
     own = getfullargspec(open).kwonlyargs
-    fields = {name: value for name, value in engine.items() if name not in own}
-    return partial(open, *place, **engine), settings_of(fields, own).runtime_env
+    settings = settings_of({name: engine[name] for name in engine.keys() - set(own)}, own)
+    return partial(open, *where, **engine), settings.runtime_env
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """The actors of a dataset; see `generate`."""
-
-    concurrency: int | tuple[int, int]
-    num_cpus: float
-    num_gpus: float
-    batch_size: int
-    preserve_order: bool
-
-    def mapped(
-        self,
-        dataset: Dataset,
-        work: _Work,
-        open: Callable[[], LLM],
-        runtime_env: Mapping[str, Any],
-    ) -> Dataset:
-        """Returns the dataset with the new columns of ``work``, which actors make."""
-        own = _columns_of(dataset)
-        columns = None if own is None else work.columns_with(own)
-        size = self.concurrency
-        least, most = (size, size) if isinstance(size, int) else size
-        # One task of an actor is one of these blocks, however large the blocks of the dataset are.
-        blocks = dataset.repartition(target_num_rows_per_block=self.batch_size, strict=True)
-        mapped = blocks.map_batches(
-            LLMActor,
-            batch_size=self.batch_size,
-            batch_format="pyarrow",
-            compute=ActorPoolStrategy(min_size=least, max_size=most),
-            fn_constructor_args=(open, work),
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            udf_modifying_row_count=False,
-            runtime_env=dict(runtime_env) or None,
-        )
-        if columns is not None:
-            _known[mapped] = columns
-        if self.preserve_order:
-            mapped.context.execution_options.preserve_order = True
-        return mapped
-
-
-def _columns_of(dataset: Dataset) -> Mapping[str, Any] | None:
-    """Returns the names and types of a dataset's columns; None if it has no rows.
-
-    The type of a column of pandas may be another object than a type of Arrow.
-
-    Raises:
-        ValueError: Blocks of the dataset have different types.
-    """
-    if (known := _known.get(dataset)) is not None:
-        return known
+def _mapped(
+    dataset: Dataset,
+    work: _Work,
+    place: Callable[[], LLM],
+    concurrency: int | tuple[int, int],
+    preserve_order: bool,
+    **sizes: Any,
+) -> Dataset:
+    """Returns the dataset with the new columns of ``work``, which actors make."""
     try:
-        schema = dataset.schema()
+        columns = _known.get(dataset)
+        if columns is None and (schema := dataset.schema()):  # there are rows
+            columns = dict(zip(schema.names, schema.types, strict=True))
     except pa.ArrowException as error:
-        message = f"blocks of the dataset have different types ({error})"
-        raise ValueError(f"{message}; cast the columns to one type each") from error
-    return schema and dict(zip(schema.names, schema.types, strict=True))
-
-
-def _may_be_text(kind: pa.DataType) -> bool:
-    """Whether a column may have texts; an extension type of Ray has Python objects as binary."""
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    others = (pa.types.is_null, pa.types.is_dictionary)
-    objects = isinstance(kind, pa.BaseExtensionType) and pa.types.is_large_binary(kind.storage_type)
-    return objects or any(is_kind(kind) for is_kind in (*texts, *others))
+        raise ValueError(f"blocks have columns of different types ({error}); cast them") from error
+    least, most = (concurrency,) * 2 if isinstance(concurrency, int) else concurrency
+    columns = columns and work.columns_with(columns)
+    # One task of an actor is one of these blocks, however large the blocks of the dataset are.
+    blocks = dataset.repartition(target_num_rows_per_block=sizes["batch_size"], strict=True)
+    mapped = blocks.map_batches(
+        LLMActor,
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(min_size=least, max_size=most),
+        fn_constructor_args=(place, work),
+        udf_modifying_row_count=False,
+        **sizes,
+    )
+    if columns:
+        _known[mapped] = columns
+    if preserve_order:
+        mapped.context.execution_options.preserve_order = True
+    return mapped

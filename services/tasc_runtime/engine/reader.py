@@ -211,9 +211,7 @@ class RequestReader:
         most = min(record.max_tokens, longest - len(prompt)) if most is None else max(most, 1)
         if asked.min_tokens > most:
             message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
-            is_prompts = asked.max_tokens is None and asked.min_tokens <= record.max_tokens
-            field = asked.prompt_field if is_prompts else "min_tokens"
-            raise FieldError(field, f"{message}: lower it, or raise max_tokens")
+            raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
         stops, stop_ids = (*record.stop, *asked.stop), asked.stop_token_ids
         if slots is not None:
             most, stops = slots, ()

@@ -481,35 +481,6 @@ def test_invalid_input_of_a_list_is_named_and_nothing_is_answered(plain: LLM) ->
     assert plain.summary().answers == before
 
 
-def test_inputs_that_cannot_be_answered_are_kept_as_answers_with_errors(plain, expected):
-    inputs = ["\ud800", INPUTS[0], "wake " * 200, INPUTS[1]]
-    found = plain.generate(inputs, n=2, errors="keep")
-    assert [(a.index, a.choice) for a in found] == [(i, c) for i in range(4) for c in (0, 1)]
-    assert [a.text for a in found[2:4] + found[6:]] == [t for t in expected[:2] for _ in (0, 1)]
-    failed = found[:2] + found[4:6]
-    assert all(a.error and a.finish_reason == "error" and not a.text for a in failed)
-    assert all(a.error is None for a in found[2:4])
-    scored = plain.classify(inputs, ["alarm", "music"], errors="keep")
-    alone = plain.classify(INPUTS[:2], ["alarm", "music"])
-    assert [a.label for a in scored] == [None, alone[0].label, None, alone[1].label]
-    assert [bool(a.error) for a in scored] == [True, False, True, False]
-    for wrong in ({"guided_regex": "("}, {"min_tokens": 25}, {"errors": "drop"}):
-        with pytest.raises(FieldError) as refused:  # every row has these mistakes
-            plain.generate(inputs, **{"errors": "keep", **wrong})
-        assert refused.value.field in wrong
-
-
-def test_sampled_answers_depend_on_the_places_of_inputs(plain: LLM) -> None:
-    options = {"temperature": 1.5, "seed": 3}
-    whole = [a.text for a in plain.generate(INPUTS[:4], **options)]
-    last = [a.text for a in plain.generate(INPUTS[2:4], places=[2, 3], **options)]
-    assert last == whole[2:]
-    assert last != [a.text for a in plain.generate(INPUTS[2:4], **options)]
-    for wrong in ([1], [0, 2**32], [0, -1], [0, "1"]):
-        with pytest.raises(FieldError):
-            plain.generate(INPUTS[:2], places=wrong, **options)
-
-
 def test_ctrl_c_returns_the_finished_answers(plain, expected, capsys) -> None:
     before = plain.summary().answers
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
