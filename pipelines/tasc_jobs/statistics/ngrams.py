@@ -8,7 +8,7 @@ contains. Arrow's kernels split and count; their white space is that of `str.spl
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -149,14 +149,6 @@ def _histogram(rows_by_length: Mapping[int, int]) -> tuple[Bin, ...]:
 
 
 @dataclass(frozen=True)
-class NgramCounts:
-    """The count of each n-gram, and the number of rows by number of symbols."""
-
-    ngrams: Mapping[str, int]
-    lengths: Mapping[int, int]
-
-
-@dataclass(frozen=True)
 class NgramHistogram:
     """The number of n-grams by count, and the number of rows by number of symbols."""
 
@@ -183,16 +175,6 @@ class NgramTotal:
         """Number of rows by number of symbols."""
         self._counts = [_COUNTS.empty_table()]
         self._kept = self._different = 0
-
-    def add_row(self, symbols: Sequence[str], n: int, before: str = "") -> None:
-        """Counts a row and the n-grams that end in it.
-
-        Args:
-            before: The last ``n - 1`` words before the row, or as many as exist, joined by blanks,
-                if all rows are counted as one running text.
-        """
-        running = pa.array([[*before.split(), *symbols]], pa.list_(TEXT))
-        self.add_rows(running, n, pa.array([len(symbols)]))
 
     def add_rows(self, running: pa.ListArray, n: int, lengths: pa.Array) -> None:
         """Counts rows, and all n-grams of the lists.
@@ -233,10 +215,6 @@ class NgramTotal:
         self._counts = [summed]
         self._kept = self._different = summed.num_rows
         return summed
-
-    def counts(self) -> NgramCounts:
-        """The sum so far; later additions do not change it."""
-        return NgramCounts(_mapping(*self.ngrams().columns), dict(self.lengths))
 
     def histogram(self) -> NgramHistogram:
         """The histogram of the sum so far; later additions do not change it."""

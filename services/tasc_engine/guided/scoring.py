@@ -310,7 +310,7 @@ class LabelScorer:
         mass = None
         if how.mass:  # an answer that begins with a longer label begins with a shorter one, too
             outer = scored[self.labels.outermost[scored]]
-            mass = float(np.exp(np.logaddexp.reduce(found[outer])))
+            mass = min(float(np.exp(np.logaddexp.reduce(found[outer]))), 1.0)  # rounding
         return LabelScores(
             labels=tuple(texts[at] for at in order),
             numbers=tuple(order.tolist()),
