@@ -12,6 +12,7 @@ import redis
 from killable import pids
 from support import read_rows, write_rows
 from tasc_command import InProcess
+from tasc_jobs.batch import job
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.work import JobProgress
@@ -110,8 +111,14 @@ def test_sampled_rows_are_decoded_each(
 
 
 def test_killed_engine_changes_no_answer_of_waiting_rows(
-    redis_url: str, client: redis.Redis, name: str, source: Path, tmp_path: Path
+    redis_url: str,
+    client: redis.Redis,
+    name: str,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(job, "_REPORT_S", 0.0)  # else the job may end between two reports
     put(client, name)
     killed: list[int] = []
 
