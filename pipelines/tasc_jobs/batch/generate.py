@@ -140,7 +140,7 @@ def generate(
     url: str,
     task: str,
     source: Source,
-    output: Path,
+    output: Path | str,
     *,
     engine: EngineSettings | None = None,
     draft: bool = True,
@@ -172,6 +172,7 @@ def generate(
         UnknownTask: The task does not exist.
         JobError: See `run_job`.
     """
+    output = Path(output)
     rejects = reject or reject_file(output)
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
@@ -190,7 +191,7 @@ def dry_run(
     url: str,
     task: str,
     source: Source,
-    output: Path,
+    output: Path | str,
     *,
     engine: EngineSettings | None = None,
     asked: Request | None = None,
@@ -207,10 +208,15 @@ def dry_run(
         FileError: The input cannot be read or has no valid row.
         JobError: No engine can be built, or none of the first rows can be answered.
     """
+    output = Path(output)
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
-    good = (row for row in opened.rows() if row.refused is None)
-    rows = list(islice(good, PREVIEW_ROWS))
+    return measured(spec, opened.rows(), asked), opened.total
+
+
+def measured(spec: JobSpec, rows: Iterable[Row], asked: Request | None) -> Preview:
+    """Measure the time of the first valid rows; see `dry_run`."""
+    rows = list(islice((row for row in rows if row.refused is None), PREVIEW_ROWS))
     if not rows:
         raise FileError("the input has no valid row; check --input-field")
     strategy = RowAnswers(asked or Request(), draft=True)
@@ -220,7 +226,7 @@ def dry_run(
             f"none of the first {len(rows)} valid rows can be answered (first: "
             f"{found.first_error}); fix the input, or name its field with --input-field"
         )
-    return found, opened.total
+    return found
 
 
 def _spec(
@@ -233,16 +239,37 @@ def _spec(
     asked: Request | None,
     job: dict[str, Any],
 ) -> tuple[JobSpec, Input]:
-    engine = engine or EngineSettings()
     begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
     if begun and begun.report and not output.exists():
         # The job is finished, but its output was deleted.
         begun, job = None, {**job, "restart": True}
     opened = open_input(source, url, begun.pins.get("input") if begun else None)
+    folder, found = job_folder(output), (opened.pins, opened.total)
+    return job_spec(url, task, source, folder, found, engine, draft, asked, job), opened
+
+
+def job_spec(
+    url: str,
+    task: str,
+    source: Source,
+    folder: Path,
+    found: tuple[Any, int],
+    engine: EngineSettings | None,
+    draft: bool,
+    asked: Request | None,
+    job: dict[str, Any],
+) -> JobSpec:
+    """Returns the specification of a job, with the defaults of its fields.
+
+    Args:
+        found: The input's fingerprint, and its number of rows.
+    """
+    input_pins, total = found
+    engine = engine or EngineSettings()
     if job.get("max_errors") is None:
-        job = {**job, "max_errors": max(_LEAST_ERRORS, opened.total // _ROWS_PER_ERROR)}
+        job = {**job, "max_errors": max(_LEAST_ERRORS, total // _ROWS_PER_ERROR)}
     pins = {
-        "input": opened.pins,
+        "input": input_pins,
         "input_field": source.input_field,
         "id_field": source.id_field,
         "task": task,
@@ -253,8 +280,7 @@ def _spec(
         **_pins_of(asked or Request()),
     }
     job = {"dedupe_bytes": _DEDUPE_BYTES, **job}
-    spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
-    return spec, opened
+    return JobSpec(url, task, folder, pins, engine, total=total, **job)
 
 
 def _pins_of(asked: Request) -> dict[str, Any]:

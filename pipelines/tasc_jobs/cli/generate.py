@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,15 +37,31 @@ Input = Annotated[
     typer.Option(
         "--input",
         help=".jsonl, .jsonl.gz or .parquet, a folder of them, or redis:TASK for the inputs of "
-        "that task's corpus; repeatable for files and folders.",
+        "that task's corpus; repeatable for files and folders. For a folder as the output also "
+        "URLs such as s3://bucket/rows/, and patterns such as 'rows/*.parquet'.",
     ),
 ]
 Output = Annotated[
-    Path, typer.Option(help="Answers in the order of the rows: .parquet, or else JSON lines.")
+    str,
+    typer.Option(
+        help="Answers in the order of the rows: .parquet, or else JSON lines. A folder, or a path "
+        "that ends with /, or a URL such as s3://bucket/answers/ gets parts, which the engines "
+        "read and write themselves."
+    ),
+]
+Format = Annotated[
+    Literal["jsonl", "parquet"] | None,
+    typer.Option("--format", help="Format of parts.", show_default="that of the input"),
+]
+PartBytes = Annotated[
+    int, typer.Option(min=1, help="Approximate size of the input of a part, in bytes.")
 ]
 Reject = Annotated[
     Path | None,
-    typer.Option(help="File for rows without an answer.", show_default="OUTPUT.rejected.jsonl"),
+    typer.Option(
+        help="File for rows without an answer; for parts, the folder OUTPUT/_rejected.",
+        show_default="OUTPUT.rejected.jsonl",
+    ),
 ]
 MaxErrors = Annotated[
     int | None,
@@ -119,6 +135,8 @@ def generate(
     task: Task,
     source: Input,
     output: Output,
+    form: Format = None,
+    part_bytes: PartBytes = 1 << 20,
     reject: Reject = None,
     max_errors: MaxErrors = None,
     dry_run: DryRun = False,
@@ -146,12 +164,25 @@ def generate(
 
     A job that was stopped or killed continues when the same command is run again; its state is in
     the folder OUTPUT.job. A changed input or other settings are refused without --restart.
+
+    Parts are for large inputs and object stores. Each part has the answers to about --part-bytes
+    of the input, and OUTPUT/_manifest.json lists the finished ones. A row without an id gets the
+    name of its file and its number; in a later part of JSON lines, the part's first byte comes
+    between them, and lines count from there. The same id is rejected within a part only.
     """
     from tasc_jobs.batch.inputs import Source, check_places, reject_file
+    from tasc_jobs.batch.places import is_folder
 
     given = Source(tuple(source), input_field, id_field, keep_columns)
-    rejects = reject or reject_file(output)
-    check_places(given, output, rejects)
+    rejects: Path | str = reject or reject_file(Path(output))
+    if as_parts := is_folder(output):
+        rejects = f"{output.rstrip('/')}/_rejected"
+        if reject:
+            raise UsageError(f"--reject: rejected rows of parts are written to {rejects}; drop it")
+    elif form:
+        raise UsageError(f"--format is for parts; end --output {output} with / to write them")
+    else:
+        check_places(given, Path(output), Path(rejects))
     require_files(answers.choices, answers.schema)
     if probabilities:
         _require_scoring(logprobs, dry_run, pool)
@@ -170,7 +201,6 @@ def generate(
         job: dict[str, Any] = {
             "engine": pool.engine(EngineSettings()),
             "asked": asked,
-            "reject": rejects,
             "actors": pool.actors,
             "actor_gpus": pool.gpus,
             "max_errors": max_errors,
@@ -184,17 +214,22 @@ def generate(
 
         with local_ray(num_cpus=max(4, pool.actors + 1)):
             from tasc_jobs.batch import generate as jobs
+            from tasc_jobs.batch import parts
 
+            if as_parts:
+                job |= {"form": form, "part_bytes": part_bytes}
+            else:
+                job |= {"reject": Path(rejects)}
             if dry_run:
-                found, total = jobs.dry_run(url, task, given, output, **job)
+                dry = parts.dry_run if as_parts else jobs.dry_run
+                found, total = dry(url, task, given, output, **job)
                 text = jobs.preview_in_words(found, total, pool.actors)
                 print_result(jobs.preview_as_json(found, total, pool.actors), text, as_json)
                 return
             with show_progress("answer", None) as bar:
                 progress = jobs.BatchProgress(bar)
-                report = jobs.generate(
-                    url, task, given, output, draft=draft, progress=progress, **job
-                )
+                answer = parts.generate_parts if as_parts else jobs.generate
+                report = answer(url, task, given, output, draft=draft, progress=progress, **job)
     _print(report, rejects, as_json)
 
 
@@ -208,7 +243,7 @@ def _require_scoring(logprobs: int | None, dry_run: bool, pool: PoolOptions) -> 
         raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
 
 
-def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
+def _print(report: "JobReport", rejects: Path | str, as_json: bool) -> None:
     efficiency = round(report.block_efficiency, 3)
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
     where = str(rejects) if report.errors else None
