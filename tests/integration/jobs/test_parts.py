@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from batch_jobs import ENGINE, rows
 from killable import pids
 from object_store import Endpoint, Faults, FaultyProxy, ObjectStore
 from support import read_rows, write_rows
+from tasc_command import Command
 from tasc_jobs.batch import job
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
@@ -130,3 +133,20 @@ def test_parts_in_an_object_store_survive_its_faults(
         answer(redis_url, served, through, url_of(proxy.endpoint, "bucket", "faulty"))
         assert all(proxy.did[name] for name in ("error", "cut_request", "cut_response"))
     assert in_bucket(store, "faulty") == in_bucket(store, "out")
+
+
+@pytest.mark.slow("it starts an engine and Ray")
+def test_example_answers_rows_of_an_object_store(store: ObjectStore, tmp_path: Path) -> None:
+    command = Command(tmp_path)
+    command.env |= store.endpoint.environment
+    program = Path(__file__).parents[3] / "examples" / "object_store.py"
+    ran = subprocess.run(
+        [sys.executable, program, "s3://bucket/demo"],
+        env=command.env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    command.kill()
+    assert ran.returncode == 0, ran.stderr
+    assert "2974 answers, such as intent: " in ran.stdout
