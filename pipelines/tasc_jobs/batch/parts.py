@@ -154,11 +154,7 @@ class _Open:
     told: int = 0
     written: Future[None] | None = None
 
-    @property
-    def is_done(self) -> bool:
-        return self.written is not None and self.written.done()
-
-    def report(self) -> PartRecord:
+    def report(self, is_whole: bool) -> PartRecord:
         self.told = len(self.records)
         totals = Totals()
         for record in self.records:
@@ -167,7 +163,7 @@ class _Open:
         first = min(failed, key=lambda record: record.ordinal, default=None)
         error = None if first is None else f"row {first.id}: {first.error}"
         report = replace(totals.report(0), first_error=error)
-        return PartRecord(self.part.ordinal, self.part.name, report, self.is_done)
+        return PartRecord(self.part.ordinal, self.part.name, report, is_whole)
 
 
 class PartActor(EngineActor):
@@ -196,8 +192,7 @@ class PartActor(EngineActor):
             The state of each part of which rows were finished, and of each that is now written.
 
         Raises:
-            FileError: The input cannot be read, or it has changed.
-            OSError: A part cannot be written.
+            FileError: The input cannot be read, it has changed, or a part cannot be written.
         """
         for part in parts:
             self._begin(part)
@@ -207,12 +202,15 @@ class PartActor(EngineActor):
             self._keep(self._answering.work(rows))
         if not self._rows:
             wait([each.written for each in self._open.values() if each.written], _WORK_S)
-        new = [e for e in self._open.values() if e.is_done or e.told < len(e.records)]
-        for each in new:
-            if each.written and each.is_done:
+        found = list[PartRecord]()
+        for each in list(self._open.values()):
+            is_whole = each.written is not None and each.written.done()
+            if each.written and is_whole:
                 each.written.result()
                 del self._open[each.part.ordinal]
-        return [each.report() for each in new]
+            if is_whole or each.told < len(each.records):
+                found.append(each.report(is_whole))
+        return found
 
     def _begin(self, part: Part) -> None:
         raw = self._spec.parts.raw_rows(part)
