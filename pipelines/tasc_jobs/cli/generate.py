@@ -213,7 +213,8 @@ def generate(
                 shown = jobs.BatchProgress(bar, Meter(price_per_hour))
                 done = jobs.generate(url, task, given, output, draft=draft, progress=shown, **job)
     if done.repeats and not dedupe:
-        note(f"--no-dedupe: {done.repeats} answers were copied before; they are equal either way")
+        copied = f"an earlier start copied {done.repeats} answers"
+        note(f"--no-dedupe: {copied}; they are equal either way")
     content, text = _results(done, shown.meter, rejects)
     _show(shown.meter.page(task, *text.splitlines()), content, report, as_json)
 
