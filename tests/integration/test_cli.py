@@ -67,7 +67,9 @@ def test_commands_lead_from_ingested_rows_to_answers(in_process, folder, tmp_pat
     assert 0 < capped["rows"] < capped["corpus_rows"] == 60
     output = tmp_path / "out.jsonl"
     source = tmp_path / "in.jsonl"
-    source.write_text('{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "one"}\n')
+    source.write_text(
+        '{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "one"}\n'
+    )
     page, price = tmp_path / "job.html", ("--price-per-hour", 3600)
     command = ["generate", "t", "--input", source, "--output", output, "--report", page, *price]
     report = json.loads(run(*command, "--json"))
