@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -23,7 +23,7 @@ from tasc_jobs.preview import Preview, preview
 from tasc_protocol import Output, Request, Whole
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.errors import ServiceError
+from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.protocol import AnswerTexts
 from tasc_store import connect
 
@@ -32,11 +32,28 @@ if TYPE_CHECKING:  # a job's own process needs no torch
 
 _MAX_WORK_S = 1.0  # maximum time of a call, after which finished rows are returned
 _IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
-_HANDFULS = 4  # maximum rows of a call, as a multiple of b
+HANDFULS = 4  # maximum rows of a call, as a multiple of b
 _MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
 _TASKS = (ServiceError, UnsupportedModel)  # errors of the task, not of a machine
 _MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
 _MAX_CHARACTERS = 64 << 20
+
+
+class Queue(Protocol):
+    """The rows or parts that are not finished yet."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether all are finished."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `read` can read more."""
+
+    def read(self, max_rows: int) -> list[Row] | None: ...
+    def take(self, max_rows: int) -> Sequence[Any]: ...
+    def requeue(self, ordinals: Iterable[int]) -> None: ...
+    def finish(self, records: Iterable[Any]) -> list[Any]: ...
 
 
 class ReorderBuffer:
@@ -244,6 +261,15 @@ class EngineSpec:
     strategy: Strategy
     gpus: float
 
+    @property
+    def actor(self) -> "type[EngineActor]":
+        return EngineActor
+
+    @property
+    def handful(self) -> int:
+        """Maximum number of rows of a call."""
+        return HANDFULS * self.settings.rows
+
 
 class EngineActor:
     """One engine in its own process."""
@@ -309,9 +335,8 @@ class Pool:
             num_gpus=spec.gpus,
             max_restarts=0,
             runtime_env=spec.settings.runtime_env,
-        )(EngineActor)
+        )(spec.actor)
         self._engines: list[_Engine] = []
-        self._handful = _HANDFULS * spec.settings.rows
         self._deaths = 0
         self._start_at = 0.0
         self._look_at = time.monotonic() + look_s
@@ -325,7 +350,7 @@ class Pool:
         """Number of rows that were sent to engines and are not finished."""
         return sum(len(engine.rows) for engine in self._engines)
 
-    def poll(self, buffer: ReorderBuffer, wait_s: float) -> list[Record]:
+    def poll(self, buffer: Queue, wait_s: float) -> list[Any]:
         """Send rows to engines and return finished ones, after at most ``wait_s`` seconds.
 
         The rows of a dead engine are sent again.
@@ -363,12 +388,18 @@ class Pool:
         except RayError as error:
             raise JobError(f"no engine can be built: {_cause(error)}") from error
 
-    def close(self) -> None:
-        """End all engines. Rows that were sent to them and are not finished are lost."""
+    def close(self) -> list[int]:
+        """End all engines.
+
+        Returns:
+            The ordinals of rows that were sent to them and are not finished.
+        """
         for engine in self._engines:
             with suppress(RayError):
                 ray.kill(engine.actor)
+        unfinished = [ordinal for engine in self._engines for ordinal in engine.rows]
         self._engines.clear()
+        return unfinished
 
     def _require_nodes(self) -> None:
         if self.running or time.monotonic() < self._look_at:
@@ -386,37 +417,41 @@ class Pool:
             actor = self._new.remote(self._spec)
             self._engines.append(_Engine(actor, [actor.load.remote()]))
 
-    def _feed(self, engine: _Engine, buffer: ReorderBuffer) -> None:
-        max_rows = (_IN_FLIGHT + 1) * self._handful
+    def _feed(self, engine: _Engine, buffer: Queue) -> None:
+        handful = self._spec.handful
+        max_rows = (_IN_FLIGHT + 1) * handful
         while engine.running and len(engine.calls) < _IN_FLIGHT:
-            rows = buffer.take(min(self._handful, max_rows - len(engine.rows)))
+            rows = buffer.take(min(handful, max_rows - len(engine.rows)))
             if not rows and (engine.calls or not engine.rows):
                 return
             engine.rows.update(row.ordinal for row in rows)
             engine.calls.append(engine.actor.work.remote(rows))
 
-    def _on_result(self, engine: _Engine, call: Any, buffer: ReorderBuffer) -> list[Record]:
+    def _on_result(self, engine: _Engine, call: Any, buffer: Queue) -> list[Any]:
         if call not in engine.calls:  # the engine died, and another of its calls failed
             return []
         engine.calls.remove(call)
         try:
-            records: list[Record] | None = ray.get(call)
+            records: list[Any] | None = ray.get(call)
         except RayError as error:
             self._mark_dead(engine, error, buffer)
             return []
         if records is None:
             engine.running = True
             return []
-        engine.rows.difference_update(record.ordinal for record in records)
-        self._deaths = 0 if records else self._deaths
+        finished = [record.ordinal for record in records if record.is_whole]
+        engine.rows.difference_update(finished)
+        self._deaths = 0 if finished else self._deaths
         return records
 
-    def _mark_dead(self, engine: _Engine, error: RayError, buffer: ReorderBuffer) -> None:
+    def _mark_dead(self, engine: _Engine, error: RayError, buffer: Queue) -> None:
         self._engines.remove(engine)
         engine.calls.clear()
         with suppress(RayError):
             ray.kill(engine.actor)
         self._deaths += 1
+        if isinstance(error, RayTaskError) and isinstance(error.cause, FileError):
+            raise JobError(str(error.cause)) from error
         if self._deaths >= _MAX_DEATHS * self._size:
             machines = not engine.running and not _is_error_of_task(error)
             raise (EngineFailed if machines else JobError)(

@@ -1,4 +1,4 @@
-"""A job's state on disk: its settings at the start, and the record of each finished row.
+"""A job's state: its settings at the start, and the record of each finished row.
 
 Records are appended to one file as rows finish. Rows finish out of order, but within the window of
 rows that the job reads ahead. `records` restores the order and holds at most one window in memory.
@@ -10,9 +10,10 @@ import json
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,20 +38,113 @@ class Begun:
     Attributes:
         pins: Inputs and settings that affect the output; a resumed job must have the same.
         report: Summary of the finished job; None until then.
+        parts: Summary of each finished part, by its file name, if the output has parts.
     """
 
     pins: dict[str, Any]
     record_version: int
     index_version: int | None
     report: dict[str, Any] | None = None
+    parts: dict[str, Any] = field(default_factory=dict)
 
 
-class JobFolder:
-    """The state of one job. Make one with `held`."""
+class JobState(ABC):
+    """The state of one job, wherever it is stored."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.totals = Totals()
+
+    @abstractmethod
+    def begun(self) -> Begun | None:
+        """Returns the job's settings at the start; None for a new job.
+
+        Raises:
+            JobUnreadable: They are damaged, or another release wrote them.
+        """
+
+    @abstractmethod
+    def write_begun(self, begun: Begun) -> None:
+        """Replace the job's settings."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Delete the settings and all records."""
+
+    @abstractmethod
+    def add(self, records: Sequence[Any]) -> None:
+        """Keep new records, and count them in `totals`."""
+
+    @abstractmethod
+    def records(self, whole: bool = False) -> Iterator[Record]:
+        """Yields the records of rows from which the output is still to be written, in order."""
+
+    def begin(
+        self, pins: Mapping[str, Any], record_version: int, index_version: int | None
+    ) -> Begun:
+        self.discard()
+        self.write_begun(Begun(dict(pins), record_version, index_version))
+        begun = self.begun()
+        assert begun is not None
+        return begun
+
+    def repin(self, begun: Begun, index_version: int | None) -> Begun:
+        """Continue with another draft index; finished rows are kept."""
+        found = replace(begun, index_version=index_version)
+        self.write_begun(found)
+        return found
+
+    def end(self, begun: Begun, report: Mapping[str, Any]) -> None:
+        """Save the job's report."""
+        self.write_begun(replace(begun, report=dict(report)))
+
+    def require_same(self, begun: Begun, pins: Mapping[str, Any]) -> None:
+        """Raises JobChanged if the job began with other pins."""
+        now = json.loads(json.dumps(dict(pins)))
+        names = sorted(n for n in {*now, *begun.pins} if now.get(n) != begun.pins.get(n))
+        if not names:
+            return
+        differences = "; ".join(
+            f"{name} was {_shown(begun.pins.get(name))}, is {_shown(now.get(name))}"
+            for name in names
+        )
+        state = "has ended" if begun.report else "has begun"
+        raise JobChanged(
+            f"the job in {self.where} {state} with another input or other settings: {differences}. "
+            "Use the old input and settings, write to another output, or discard the results with "
+            "--restart"
+        )
+
+
+@contextmanager
+def locked(path: Path, where: Path | str) -> Iterator[None]:
+    """Holds a lock file for the block.
+
+    Raises:
+        JobBusy: Another process holds it.
+        FileError: The file cannot be opened.
+    """
+    try:
+        lock = path.open("a+")
+    except OSError as error:
+        raise FileError(f"cannot write to {where} ({error}); choose another place") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JobBusy(
+                f"another process works on the job in {where}; wait until it ends, or write to"
+                " another output"
+            ) from None
+        yield
+
+
+class JobFolder(JobState):
+    """The state of a job in a folder on disk. Make one with `held`."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
         self.path = path
-        self.totals = Totals()
         self._synced = 0.0
 
     @classmethod
@@ -64,57 +158,25 @@ class JobFolder:
         """
         try:
             path.mkdir(exist_ok=True)
-            lock = (path / "lock").open("a+")
         except OSError as error:
             raise FileError(
                 f"cannot make the folder of the job's state ({error}); choose another"
             ) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise JobBusy(
-                    f"another process works on the job in {path}; wait until it ends, or write to"
-                    " another output"
-                ) from None
+        with locked(path / "lock", path):
             yield cls(path)
 
     def begun(self) -> Begun | None:
-        """Returns the job's settings at the start; None for a new job.
+        with suppress(FileNotFoundError):
+            return read_begun((self.path / "job.json").read_bytes(), self.path / "job.json")
+        return None
 
-        Raises:
-            JobUnreadable: ``job.json`` is damaged, or another release wrote it.
-        """
-        try:
-            content = json.loads((self.path / "job.json").read_bytes())
-            if content.pop("format") != _FORMAT:
-                raise ValueError(f"its format is not {_FORMAT}")
-            return Begun(**content)
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise JobUnreadable(
-                f"{self.path / 'job.json'} cannot be read ({error}); start again with --restart"
-            ) from error
-
-    def begin(
-        self, pins: Mapping[str, Any], record_version: int, index_version: int | None
-    ) -> Begun:
-        self.discard()
-        self._write_begun(Begun(dict(pins), record_version, index_version))
-        begun = self.begun()
-        assert begun is not None
-        return begun
-
-    def repin(self, begun: Begun, index_version: int | None) -> Begun:
-        """Continue with another draft index; finished rows are kept."""
-        found = replace(begun, index_version=index_version)
-        self._write_begun(found)
-        return found
+    def write_begun(self, begun: Begun) -> None:
+        with whole_file(self.path / "job.json") as file:
+            file.write(begun_line(begun))
 
     def end(self, begun: Begun, report: Mapping[str, Any]) -> None:
         """Save the job's report, and delete its records."""
-        self._write_begun(replace(begun, report=dict(report)))
+        super().end(begun, report)
         self._records.unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -199,25 +261,25 @@ class JobFolder:
     def _records(self) -> Path:
         return self.path / "records.jsonl"
 
-    def _write_begun(self, begun: Begun) -> None:
-        with whole_file(self.path / "job.json") as file:
-            file.write(json_line({"format": _FORMAT, **asdict(begun)}))
+
+def begun_line(begun: Begun) -> bytes:
+    content = {"format": _FORMAT, **asdict(begun)}
+    if not begun.parts:  # earlier versions did not have them
+        del content["parts"]
+    return json_line(content)
 
 
-def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
-    """Raises JobChanged if a job began with other pins."""
-    now = json.loads(json.dumps(dict(pins)))
-    names = sorted(n for n in {*now, *begun.pins} if now.get(n) != begun.pins.get(n))
-    if not names:
-        return
-    differences = "; ".join(
-        f"{name} was {_shown(begun.pins.get(name))}, is {_shown(now.get(name))}" for name in names
-    )
-    state = "has ended" if begun.report else "has begun"
-    raise JobChanged(
-        f"the job in {folder} {state} with another input or other settings: {differences}. Use the "
-        "old input and settings, write to another output, or discard the results with --restart"
-    )
+def read_begun(content: bytes, where: Path | str) -> Begun:
+    """Raises JobUnreadable if the content is damaged, or another release wrote it."""
+    try:
+        fields = json.loads(content)
+        if fields.pop("format") != _FORMAT:
+            raise ValueError(f"its format is not {_FORMAT}")
+        return Begun(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise JobUnreadable(
+            f"{where} cannot be read ({error}); start again with --restart"
+        ) from error
 
 
 def _shown(value: Any) -> str:

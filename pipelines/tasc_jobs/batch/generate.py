@@ -139,7 +139,7 @@ def generate(
     url: str,
     task: str,
     source: Source,
-    output: Path,
+    output: Path | str,
     *,
     engine: EngineSettings | None = None,
     draft: bool = True,
@@ -171,6 +171,7 @@ def generate(
         UnknownTask: The task does not exist.
         JobError: See `run_job`.
     """
+    output = Path(output)
     rejects = reject or reject_file(output)
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
@@ -189,33 +190,35 @@ def dry_run(
     url: str,
     task: str,
     source: Source,
-    output: Path,
+    output: Path | str,
     *,
     engine: EngineSettings | None = None,
     asked: Request | None = None,
     reject: Path | None = None,
-    price_per_hour: float | None = None,
     **job: Any,
 ) -> DryRun:
     """Measure the time of the first rows with and without drafts. Writes nothing.
 
     If the job copies the answers of equal rows, the first different rows are measured.
 
-    Args:
-        price_per_hour: Price of an hour of one engine.
-
     Raises:
         UsageError: See `check_places`.
         FileError: The input cannot be read or has no valid row.
         JobError: No engine can be built, or none of the first rows can be answered.
     """
+    output = Path(output)
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
-    good = (row for row in opened.rows() if row.refused is None)
+    return measured(spec, opened.rows(), asked)
+
+
+def measured(spec: JobSpec, rows: Iterable[Row], asked: Request | None) -> DryRun:
+    """Measure the time of the first valid rows; see `dry_run`."""
     strategy = RowAnswers(asked or Request(), draft=True)
-    with closing(connect(url)) as client:
-        may_copy = strategy.is_repeatable(TaskStore(client).get(task))
+    with closing(connect(spec.url)) as client:
+        may_copy = strategy.is_repeatable(TaskStore(client).get(spec.task))
     repeats = Repeats(spec.dedupe_bytes if may_copy else 0)
+    good = (row for row in rows if row.refused is None)
     compared = list(islice(good, spec.window_rows))  # as many as a job holds in memory
     rows = [row for row in compared if not repeats.add(row)]
     if not rows:
@@ -226,8 +229,7 @@ def dry_run(
             f"none of the first {found.refused} valid rows can be answered (first: "
             f"{found.first_error}); fix the input, or name its field with --input-field"
         )
-    counts = opened.total, spec.actors, len(compared), len(compared) - len(rows)
-    return DryRun(found, *counts, price_per_hour)
+    return DryRun(found, spec.total or 0, spec.actors, len(compared), len(compared) - len(rows))
 
 
 def _spec(
@@ -240,16 +242,37 @@ def _spec(
     asked: Request | None,
     job: dict[str, Any],
 ) -> tuple[JobSpec, Input]:
-    engine = engine or EngineSettings()
     begun = None if job.get("restart") else JobFolder(job_folder(output)).begun()
     if begun and begun.report and not output.exists():
         # The job is finished, but its output was deleted.
         begun, job = None, {**job, "restart": True}
     opened = open_input(source, url, begun.pins.get("input") if begun else None)
+    folder, found = job_folder(output), (opened.pins, opened.total)
+    return job_spec(url, task, source, folder, found, engine, draft, asked, job), opened
+
+
+def job_spec(
+    url: str,
+    task: str,
+    source: Source,
+    folder: Path,
+    found: tuple[Any, int],
+    engine: EngineSettings | None,
+    draft: bool,
+    asked: Request | None,
+    job: dict[str, Any],
+) -> JobSpec:
+    """Returns the specification of a job, with the defaults of its fields.
+
+    Args:
+        found: The input's fingerprint, and its number of rows.
+    """
+    input_pins, total = found
+    engine = engine or EngineSettings()
     if job.get("max_errors") is None:
-        job = {**job, "max_errors": max(_LEAST_ERRORS, opened.total // _ROWS_PER_ERROR)}
+        job = {**job, "max_errors": max(_LEAST_ERRORS, total // _ROWS_PER_ERROR)}
     pins = {
-        "input": opened.pins,
+        "input": input_pins,
         "input_field": source.input_field,
         "id_field": source.id_field,
         "task": task,
@@ -260,8 +283,7 @@ def _spec(
         **_pins_of(asked or Request()),
     }
     job = {"dedupe_bytes": _DEDUPE_BYTES, **job}
-    spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
-    return spec, opened
+    return JobSpec(url, task, folder, pins, engine, total=total, **job)
 
 
 def _pins_of(asked: Request) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasc_jobs.batch.columns import OwnColumns, OwnRow, beside
+from tasc_jobs.batch.places import is_url
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError, require_writable
 from tasc_runtime.data.row_texts import RowTexts
@@ -141,6 +142,12 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
     if source.is_corpus and len(source.given) > 1:
         named = " and ".join(source.given)
         raise UsageError(f"--input: {named}: a corpus must be the only input; name one input")
+    for given in source.given:
+        if is_url(given) or ("*" in given and not Path(given).exists()):
+            raise UsageError(
+                f"--input: {given}: URLs and patterns are read for a folder of parts; end --output "
+                f"{output} with /"
+            )
     try:
         for _, path in files_of(source.files):
             check_file(path, (source.input_field,))
@@ -281,9 +288,14 @@ def _own_rows(
     files: Sequence[tuple[str, Path]], id_field: str, read: Callable[[Path], Iterator[RawRow]]
 ) -> Iterator[OwnRow]:
     for _, path in files:
-        for record in read(path):
-            row = record.kept or (record.value if isinstance(record.value, dict) else {})
-            yield {name: row[own] for own, name in beside(row, id_field).items()}
+        yield from own_columns(read(path), id_field)
+
+
+def own_columns(records: Iterable[RawRow], id_field: str) -> Iterator[OwnRow]:
+    """Yields the user's own columns of each row."""
+    for record in records:
+        row = record.kept or (record.value if isinstance(record.value, dict) else {})
+        yield {name: row[own] for own, name in beside(row, id_field).items()}
 
 
 def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
@@ -294,6 +306,11 @@ def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
         found = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
     except pa.ArrowException:
         return None
+    return own_schema(found, id_field)
+
+
+def own_schema(found: pa.Schema, id_field: str) -> pa.Schema:
+    """Returns the types of the user's columns in the output."""
     names = beside(found.names, id_field).items()
     fields = ((name, found.field(own).type) for own, name in names)
     return pa.schema(list(fields))  # nullable, because a file may lack the column
@@ -313,7 +330,7 @@ def _file_rows(
             for record in read(path):
                 ordinal = next(ordinals)
                 file = name if several else None
-                row = _row(record, ordinal, file, texts, input_field, id_field)
+                row = row_of(record, ordinal, file, texts, input_field, id_field)
                 place = record.line * len(files) + number
                 yield row if row.refused else _once(row, seen.first(row.id, place), place, files)
 
@@ -327,7 +344,7 @@ def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) ->
     return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is also in {where}")
 
 
-def _row(
+def row_of(
     record: RawRow, ordinal: int, file: str | None, texts: RowTexts, input_field: str, id_field: str
 ) -> Row:
     """Returns the row, with its own id if it has one, and refused if it has no input."""

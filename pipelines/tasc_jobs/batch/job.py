@@ -8,15 +8,15 @@ are finished, the output is written from these records. The caller defines the r
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import ray
 import redis
 
-from tasc_jobs.batch.engines import EngineSpec, Pool, ReorderBuffer
-from tasc_jobs.batch.folder import Begun, JobFolder, require_same
+from tasc_jobs.batch.engines import EngineSpec, Pool, Queue, ReorderBuffer
+from tasc_jobs.batch.folder import Begun, JobFolder, JobState
 from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import (
     JobProgress,
@@ -41,6 +41,7 @@ _READ_ROWS = 512  # rows read from the input per iteration
 _WAIT_S = 0.2
 _REPORT_S = 0.5
 
+S = TypeVar("S", bound=JobState)
 Finish: TypeAlias = Callable[[Iterable[Record], bool], None]
 """Writes the final files from records in order. The flag is True if the records are complete."""
 
@@ -79,33 +80,65 @@ def run_job(
         EngineFailed: The engines cannot be built.
         JobError: Engines die repeatedly, or records are damaged while the job runs.
     """
+
+    @contextmanager
+    def queue(state: JobFolder, dedupe_bytes: int) -> Iterator[Queue]:
+        source = rows()
+        try:
+            resumed, repeats = state.resume(), Repeats(dedupe_bytes)
+            yield ReorderBuffer(source, *resumed, spec.window_rows, repeats)
+        finally:
+            if isinstance(source, Generator):
+                source.close()
+
+    held = JobFolder.held(spec.folder)
+    return run(
+        spec, held, queue, strategy, EngineSpec, finish, should_stop=should_stop, progress=progress
+    )
+
+
+def run(
+    spec: JobSpec,
+    held: AbstractContextManager[S],
+    queue: Callable[[S, int], AbstractContextManager[Queue]],
+    strategy: Strategy,
+    engine: Callable[..., EngineSpec],
+    finish: Finish,
+    *,
+    should_stop: Callable[[], bool],
+    progress: Callable[[JobProgress], None],
+) -> JobReport:
+    """Do what is missing of a job.
+
+    Args:
+        held: Locks the job's state.
+        queue: Opens what is not finished yet, given the state and the memory for repeats.
+        engine: Makes the specification of the engines from the fields of `EngineSpec`.
+
+    See `run_job` for the other arguments and the errors.
+    """
     require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:
         TaskStore(client).versions(
             spec.task
         )  # fails for an unknown task before anything is created
-        folder = stack.enter_context(JobFolder.held(spec.folder))
+        folder = stack.enter_context(held)
         if spec.restart:
             folder.discard()
         begun = folder.begun()
         if begun is None:
             begun = folder.begin(spec.pins, *_versions(client, spec.task))
-        require_same(begun, spec.pins, spec.folder)
+        folder.require_same(begun, spec.pins)
         if begun.report is not None:
             folder.end(begun, begun.report)
             return JobReport(**{**begun.report, "resumed": begun.report["rows"]})
         record = TaskStore(client).get(spec.task, begun.record_version)
         begun = _with_index(client, record, folder, begun)
         pinned = Pinned(begun.record_version, begun.index_version)
-        may_copy = spec.dedupe_bytes > 0 and strategy.is_repeatable(record)
-        source = rows()
-        try:
-            pool = _pool(spec, spec.actors, pinned, strategy)
-            repeats = Repeats(spec.dedupe_bytes if may_copy else 0)
-            report = _Job(spec, folder, pool, source, repeats, progress).run(finish, should_stop)
-        finally:
-            if isinstance(source, Generator):
-                source.close()
+        dedupe_bytes = spec.dedupe_bytes if strategy.is_repeatable(record) else 0
+        with queue(folder, dedupe_bytes) as todo:
+            pool = _pool(spec, spec.actors, pinned, strategy, engine)
+            report = _Job(spec, folder, pool, todo, progress).run(finish, should_stop)
         if not report.stopped:
             folder.end(begun, asdict(report))
         return report
@@ -132,20 +165,18 @@ class _Job:
     def __init__(
         self,
         spec: JobSpec,
-        folder: JobFolder,
+        folder: JobState,
         pool: Pool,
-        source: Iterator[Row],
-        repeats: Repeats,
+        queue: Queue,
         progress: Callable[[JobProgress], None],
     ) -> None:
         self._spec, self._folder, self._pool, self._progress = spec, folder, pool, progress
-        self._buffer = ReorderBuffer(source, *folder.resume(), spec.window_rows, repeats)
+        self._buffer = queue
         self._resumed = folder.totals.rows
         self._last_progress_at = time.monotonic()
         self._reported_at = 0.0
 
     def run(self, finish: Finish, should_stop: Callable[[], bool]) -> JobReport:
-        totals = self._folder.totals
         self._report_progress()  # the baseline: rows of earlier runs do not count for speed
         stopped = should_stop()
         try:
@@ -156,11 +187,11 @@ class _Job:
                 stopped = should_stop()
             self._require_few_errors(finish, ended=self._buffer.empty)
         finally:
-            self._pool.close()
+            self._buffer.requeue(self._pool.close())
         self._report_progress()
         stopped = not self._buffer.empty
         finish(self._folder.records(whole=not stopped), not stopped)
-        return totals.report(self._resumed, stopped=stopped)
+        return self._folder.totals.report(self._resumed, stopped=stopped)
 
     def _advance(self) -> None:
         entered = self._buffer.read(_READ_ROWS)
@@ -219,9 +250,15 @@ class _Job:
         )
 
 
-def _pool(spec: JobSpec, size: int, pinned: Pinned, strategy: Strategy) -> Pool:
-    engine = EngineSpec(spec.url, spec.task, pinned, spec.engine, strategy, spec.actor_gpus)
-    return Pool(engine, size, spec.actor_cpus)
+def _pool(
+    spec: JobSpec,
+    size: int,
+    pinned: Pinned,
+    strategy: Strategy,
+    engine: Callable[..., EngineSpec] = EngineSpec,
+) -> Pool:
+    made = engine(spec.url, spec.task, pinned, spec.engine, strategy, spec.actor_gpus)
+    return Pool(made, size, spec.actor_cpus)
 
 
 def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:
@@ -231,7 +268,7 @@ def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:
     return version, _current(_indexes(client, tasks.get(task, version)))
 
 
-def _with_index(client: redis.Redis, record: TaskRecord, folder: JobFolder, begun: Begun) -> Begun:
+def _with_index(client: redis.Redis, record: TaskRecord, folder: JobState, begun: Begun) -> Begun:
     """Returns the job, switched to the current index if the job's index was deleted."""
     store = _indexes(client, record)
     if begun.index_version is None or begun.index_version in store.versions():

@@ -6,7 +6,7 @@ Rows, records and strategies are sent between processes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -128,6 +128,8 @@ class Record:
     ) -> "Record":
         return cls(row.ordinal, row.id, row.line, row.file, content, error, *counts)
 
+    is_whole: ClassVar = True
+
 
 @dataclass(frozen=True)
 class JobReport:
@@ -163,6 +165,21 @@ class JobReport:
 
 
 @dataclass(frozen=True)
+class PartRecord:
+    """A part of a job's output: how many of its rows are finished.
+
+    Attributes:
+        ordinal: Index of the part.
+        is_whole: Whether the part is written.
+    """
+
+    ordinal: int
+    name: str
+    report: JobReport
+    is_whole: bool
+
+
+@dataclass(frozen=True)
 class JobProgress:
     """The progress of a job, including earlier starts.
 
@@ -186,23 +203,36 @@ class Totals:
     tokens: int = 0
     steps: int = 0
     repeats: int = 0
-    _first: Record | None = field(default=None, init=False)
+    _first: tuple[int, str] | None = field(default=None, init=False)
 
     def add(self, record: Record) -> None:
-        self.rows += 1
-        self.tokens += record.tokens
-        self.steps += record.steps
-        self.repeats += record.repeat
-        if record.error is not None:
-            self.errors += 1
-            if self._first is None or record.ordinal < self._first.ordinal:
-                self._first = record
+        error = record.error is not None
+        counts = 1, int(error), record.tokens, record.steps, int(record.repeat)
+        self._add(*counts)
+        if error:
+            self._found(record.ordinal, f"row {record.ordinal + 1}: {record.error}")
+
+    def add_part(self, part: PartRecord) -> None:
+        found = part.report
+        self._add(found.rows, found.errors, found.tokens, found.steps, found.repeats)
+        if found.first_error:
+            self._found(part.ordinal, found.first_error)
+
+    def _add(self, rows: int, errors: int, tokens: int, steps: int, repeats: int) -> None:
+        self.rows += rows
+        self.errors += errors
+        self.tokens += tokens
+        self.steps += steps
+        self.repeats += repeats
+
+    def _found(self, ordinal: int, error: str) -> None:
+        if self._first is None or ordinal < self._first[0]:
+            self._first = ordinal, error
 
     @property
     def first_error(self) -> str | None:
         """The first row without an answer, and the reason."""
-        first = self._first
-        return None if first is None else f"row {first.ordinal + 1}: {first.error}"
+        return self._first[1] if self._first else None
 
     def report(self, resumed: int, *, stopped: bool = False) -> JobReport:
         counts = self.rows, self.errors, self.tokens, self.steps

@@ -1,9 +1,9 @@
 """The command `tasc generate`: answers to the rows of a file."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -40,15 +40,31 @@ Input = Annotated[
     typer.Option(
         "--input",
         help=".jsonl, .jsonl.gz or .parquet, a folder of them, or redis:TASK for the inputs of "
-        "that task's corpus; repeatable for files and folders.",
+        "that task's corpus; repeatable for files and folders. For a folder as the output also "
+        "URLs such as s3://bucket/rows/, and patterns such as 'rows/*.parquet'.",
     ),
 ]
 Output = Annotated[
-    Path, typer.Option(help="Answers in the order of the rows: .parquet, or else JSON lines.")
+    str,
+    typer.Option(
+        help="Answers in the order of the rows: .parquet, or else JSON lines. A folder, or a path "
+        "that ends with /, or a URL such as s3://bucket/answers/ gets parts, which the engines "
+        "read and write themselves."
+    ),
+]
+Format = Annotated[
+    Literal["jsonl", "parquet"] | None,
+    typer.Option("--format", help="Format of parts.", show_default="that of the input"),
+]
+PartBytes = Annotated[
+    int, typer.Option(min=1, help="Approximate size of the input of a part, in bytes.")
 ]
 Reject = Annotated[
     Path | None,
-    typer.Option(help="File for rows without an answer.", show_default="OUTPUT.rejected.jsonl"),
+    typer.Option(
+        help="File for rows without an answer; for parts, the folder OUTPUT/_rejected.",
+        show_default="OUTPUT.rejected.jsonl",
+    ),
 ]
 MaxErrors = Annotated[
     int | None,
@@ -132,6 +148,8 @@ def generate(
     task: Task,
     source: Input,
     output: Output,
+    form: Format = None,
+    part_bytes: PartBytes = 1 << 20,
     reject: Reject = None,
     max_errors: MaxErrors = None,
     dry_run: DryRun = False,
@@ -162,16 +180,29 @@ def generate(
     A job that was stopped or killed continues when the same command is run again; its state is in
     the folder OUTPUT.job. A changed input or other settings are refused without --restart.
 
+    Parts are for large inputs and object stores. Each part has the answers to about --part-bytes
+    of the input, and OUTPUT/_manifest.json lists the finished ones. A row without an id gets the
+    name of its file and its number; in a later part of JSON lines, the part's first byte comes
+    between them, and lines count from there. The same id is rejected within a part only.
+
     A report has the speed over time and the cost. It is also written as JSON, to FILE.json beside
     FILE.html.
     """
     from tasc_jobs.batch.inputs import Source, check_places, reject_file
+    from tasc_jobs.batch.places import is_folder
 
     given = Source(tuple(source), input_field, id_field, keep_columns)
-    rejects = reject or reject_file(output)
-    check_places(given, output, rejects)
+    rejects: Path | str = reject or reject_file(Path(output))
+    if as_parts := is_folder(output):
+        rejects = f"{output.rstrip('/')}/_rejected"
+        if reject:
+            raise UsageError(f"--reject: rejected rows of parts are written to {rejects}; drop it")
+    elif form:
+        raise UsageError(f"--format is for parts; end --output {output} with / to write them")
+    else:
+        check_places(given, Path(output), Path(rejects))
     require_files(answers.choices, answers.schema)
-    _check_report(report, *given.files, output, rejects, answers.choices, answers.schema)
+    _check_report(report, *source, output, rejects, answers.choices, answers.schema)
     if probabilities:
         _require_scoring(logprobs, dry_run, pool)
     with store.open(task) as url:
@@ -189,7 +220,6 @@ def generate(
         job: dict[str, Any] = {
             "engine": pool.engine(EngineSettings()),
             "asked": asked,
-            "reject": rejects,
             "actors": pool.actors,
             "actor_gpus": pool.gpus,
             "max_errors": max_errors,
@@ -203,15 +233,23 @@ def generate(
 
         with local_ray(num_cpus=max(4, pool.actors + 1)):
             from tasc_jobs.batch import generate as jobs
+            from tasc_jobs.batch import parts
             from tasc_jobs.batch.cost import Meter
 
+            if as_parts:
+                job |= {"form": form, "part_bytes": part_bytes}
+            else:
+                job |= {"reject": Path(rejects)}
             if dry_run:
-                found = jobs.dry_run(url, task, given, output, price_per_hour=price_per_hour, **job)
-                _show(found.page(task), found.as_json, report, as_json)
+                dry = parts.dry_run if as_parts else jobs.dry_run
+                found = dry(url, task, given, output, **job)
+                priced = replace(found, price_per_hour=price_per_hour)
+                _show(priced.page(task), priced.as_json, report, as_json)
                 return
             with show_progress("answer", None) as bar:
                 shown = jobs.BatchProgress(bar, Meter(price_per_hour))
-                done = jobs.generate(url, task, given, output, draft=draft, progress=shown, **job)
+                answer = parts.generate_parts if as_parts else jobs.generate
+                done = answer(url, task, given, output, draft=draft, progress=shown, **job)
     if done.repeats and not dedupe:
         copied = f"an earlier start copied {done.repeats} answers"
         note(f"--no-dedupe: {copied}; they are equal either way")
@@ -219,11 +257,11 @@ def generate(
     _show(shown.meter.page(task, *text.splitlines()), content, report, as_json)
 
 
-def _check_report(report: Path | None, *used: Path | None) -> None:
+def _check_report(report: Path | None, *used: Path | str | None) -> None:
     """Raises UsageError if the report cannot be written, or would overwrite a file that is used."""
     check_report(report)
     beside = report and report.with_suffix(".json").resolve()
-    if report and (report.suffix != ".html" or beside in [f.resolve() for f in used if f]):
+    if report and (report.suffix != ".html" or beside in [Path(f).resolve() for f in used if f]):
         raise UsageError(f"--report is {report}; name a .html file whose .json is not used here")
 
 
@@ -247,7 +285,9 @@ def _require_scoring(logprobs: int | None, dry_run: bool, pool: PoolOptions) -> 
         raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
 
 
-def _results(report: "JobReport", meter: "Meter", rejects: Path) -> tuple[dict[str, Any], str]:
+def _results(
+    report: "JobReport", meter: "Meter", rejects: Path | str
+) -> tuple[dict[str, Any], str]:
     """Returns the results of a job for JSON and as text."""
     efficiency = round(report.block_efficiency, 3)
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""

@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import io
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -35,6 +36,7 @@ from tasc_store import CorpusRow
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 MAX_ROW_BYTES = 1 << 20
+ALL = (0, sys.maxsize)
 _DAMAGED_GZIP = (EOFError, zlib.error, gzip.BadGzipFile)
 _DAMAGED_PARQUET = (pa.ArrowException, OSError)
 _HASH_DIGITS = 16
@@ -94,8 +96,11 @@ class BadRow:
     text: str
 
 
-def check_file(path: Path, columns: Sequence[str] = ()) -> None:
+def check_file(path: Path, columns: Sequence[str] = (), opened: Any = None) -> None:
     """Opens a file of rows and checks its beginning.
+
+    Args:
+        opened: The file, if it is open already, as in `read_raw_rows`.
 
     Raises:
         FileError: The suffix is unknown; the file is missing, unreadable or not of the type that
@@ -105,13 +110,12 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
     _require_suffix(path)
     try:
         if path.suffix != ".parquet":
-            with closing(_open(path)) as stream:
+            with closing(_open(path, opened)) as stream:
                 # `read` would fail on a short file that is damaged after its beginning.
                 if words := wrong_kind(stream.read1(HEAD_BYTES)):
                     raise FileError(f"{path} {words}")
             return
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
+        names = pq.read_schema(opened or path).names
     except (*_DAMAGED_GZIP, *_DAMAGED_PARQUET) as error:
         raise FileError(f"cannot read rows from {path}: {error}") from error
     missing = [column for column in columns if column not in names]
@@ -292,6 +296,8 @@ def read_raw_rows(
     *,
     max_row_bytes: int = MAX_ROW_BYTES,
     keep: bool = False,
+    opened: Any = None,
+    between: tuple[int, int] = ALL,
 ) -> Iterator[RawRow]:
     """Yields each line of a file in order, except blank ones, or each row of a Parquet file.
 
@@ -305,20 +311,25 @@ def read_raw_rows(
             Longer lines are not kept in memory, and their record has a reason.
         keep: Whether rows of a Parquet file also have all columns in `RawRow.kept`. Kept columns
             have no separate limit: about 32 MiB of rows are read at once, or one larger row.
+        opened: The file as a seekable `pyarrow.NativeFile`, if it is not at ``path`` on a disk.
+        between: With ``opened``, the part to read. For Parquet: after how many rows it begins and
+            ends. For JSON lines: the bytes in which its lines begin; lines then count from 1 in the
+            part. A gzip file has only one part.
 
     Raises:
         ArrowException, OSError: The file cannot be opened, or the disk fails.
     """
     if path.suffix == ".parquet":
-        yield from _parquet_records(path, columns, max_row_bytes, keep)
+        yield from _parquet_records(opened or path, columns, max_row_bytes, keep, between)
         return
-    yield from filter(None, starmap(_raw_row, _marked_lines(path, max_row_bytes)))
+    marked = _marked_lines(path, max_row_bytes, opened, between)
+    yield from filter(None, starmap(_raw_row, marked))
 
 
-def _marked_lines(path: Path, max_bytes: int) -> Iterator[_Marked]:
+def _marked_lines(path: Path, max_bytes: int, *part: Any) -> Iterator[_Marked]:
     line = 0
     try:
-        for line, raw in read_lines(path, max_bytes):
+        for line, raw in read_lines(path, max_bytes, *part):
             yield line, raw, _too_long(max_bytes) if len(raw) > max_bytes else ""
     except _DAMAGED_GZIP as error:
         yield line + 1, b"", f"damaged gzip, the rest is lost: {error}"
@@ -331,17 +342,22 @@ def _raw_row(line: int, raw: bytes, reason: str) -> RawRow | None:
     return _parsed(line, raw) if raw.strip() else None
 
 
-def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+def read_lines(
+    path: Path, max_bytes: int, opened: Any = None, between: tuple[int, int] = ALL
+) -> Iterator[tuple[int, bytes]]:
     """Yields lines with their numbers from 1, without line ends and byte order marks.
 
     A byte order mark may precede any line, since files are joined by ``cat``. A longer line is cut
     to its first ``max_bytes + 1`` bytes, so its length shows that it is too long.
 
+    Args:
+        opened, between: See `read_raw_rows`.
+
     Raises:
         OSError: The file cannot be opened or read.
         EOFError, zlib.error: A gzip file is damaged.
     """
-    with closing(_open(path)) as stream:
+    with closing(_open(path, opened, between)) as stream:
         line = 0
         while raw := stream.readline(len(MARK) + max_bytes + 1):
             line, rest = line + 1, raw
@@ -423,8 +439,27 @@ def _require_suffix(path: Path) -> None:
         raise FileError(f"{path} is none of {', '.join(SUFFIXES)}; convert or rename it")
 
 
-def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def _open(
+    path: Path, opened: Any = None, between: tuple[int, int] = ALL
+) -> io.BufferedReader | gzip.GzipFile:
+    if opened is None:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    if path.suffix == ".gz":
+        return gzip.open(io.BufferedReader(opened, _BLOCK_BYTES), "rb")
+    begin, end = (_line_start(opened, at) for at in between)
+    # An object store gets one request for each block.
+    return io.BufferedReader(opened.get_stream(begin, end - begin), _BLOCK_BYTES)
+
+
+def _line_start(file: Any, at: int) -> int:
+    """Returns where the first line begins that does not begin before ``at``."""
+    if at <= 0:
+        return 0
+    file.seek(min(at - 1, file.size()))
+    while block := file.read(_SKIP_BYTES):
+        if (found := block.find(b"\n")) >= 0:
+            return int(file.tell()) - len(block) + found + 1
+    return int(file.size())
 
 
 def _count_lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None]) -> int:
@@ -472,9 +507,14 @@ def _parsed(line: int, raw: bytes) -> RawRow:
 
 
 def _parquet_records(
-    path: Path, columns: Sequence[str] | None, max_row_bytes: int, keep: bool
+    source: Any,
+    columns: Sequence[str] | None,
+    max_row_bytes: int,
+    keep: bool,
+    between: tuple[int, int],
 ) -> Iterator[RawRow]:
-    with pq.ParquetFile(path) as file:
+    first, last = between
+    with pq.ParquetFile(source) as file:
         names = file.schema_arrow.names
         present = names
         if columns is not None:
@@ -484,6 +524,8 @@ def _parquet_records(
         for group in range(file.num_row_groups):
             found = file.metadata.row_group(group)
             line, end = end, end + found.num_rows
+            if end <= first or line >= last:
+                continue
             row_bytes = max(1, found.total_byte_size // max(1, found.num_rows))
             at_once = max(1, min(_READ_ROWS, _READ_BYTES // row_bytes))
             read = None if keep else present
@@ -491,14 +533,18 @@ def _parquet_records(
                 for batch in file.iter_batches(at_once, row_groups=[group], columns=read):
                     kept_columns = map(_plain, batch.columns) if keep else ()
                     whole = dict(zip(names, kept_columns, strict=keep))
+                    if line >= last:
+                        break
                     for at in range(batch.num_rows):
                         line += 1
+                        if not first < line <= last:
+                            continue
                         record = _parquet_record(line, batch, present, at, max_row_bytes)
                         kept = {name: column.slice(at, 1) for name, column in whole.items()}
                         yield replace(record, kept=kept) if keep else record
             except _DAMAGED_PARQUET as error:
                 reason = f"damaged Parquet, lost up to row {end}: {error}"
-                yield RawRow(line + 1, None, "", reason)
+                yield RawRow(max(line, first) + 1, None, "", reason)
 
 
 def _plain(column: pa.Array) -> pa.Array:

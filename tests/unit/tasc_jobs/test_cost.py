@@ -143,10 +143,10 @@ def test_dry_run_counts_the_rows_that_the_job_would_copy(
     monkeypatch.setattr(generate, "preview_job", preview_job)
     inputs = [{"input": f"{i % 12}"} for i in range(42)]
     source = Source.of(write_rows(tmp_path / "in.jsonl", [{"no": 1}, *inputs]))
-    how = {"asked": Request(parameters=asked), "price_per_hour": 2.0, **more}
+    how = {"asked": Request(parameters=asked), "actors": 3, **more}
     found = generate.dry_run("redis://nowhere", "t", source, tmp_path / "out.jsonl", **how)
     assert (found.total, found.compared) == (43, more.get("window_rows", 42))
-    assert (found.repeats, found.price_per_hour) == (repeats, 2.0)
+    assert (found.repeats, found.engines) == (repeats, 3)
     assert len(seen) == min(20, found.compared - repeats)
     assert (len(set(seen)) == len(seen)) == bool(repeats)
 
