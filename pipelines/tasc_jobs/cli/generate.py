@@ -242,18 +242,16 @@ def generate(
                 job |= {"reject": Path(rejects)}
             if dry_run:
                 dry = parts.dry_run if as_parts else jobs.dry_run
-                found = dry(url, task, given, output, **job)
-                priced = replace(found, price_per_hour=price_per_hour)
-                _show(priced.page(task), priced.as_json, report, as_json)
+                found = replace(dry(url, task, given, output, **job), price_per_hour=price_per_hour)
+                _show(found.page(task), found.as_json, report, as_json)
                 return
             with show_progress("answer", None) as bar:
                 shown = jobs.BatchProgress(bar, Meter(price_per_hour))
                 answer = parts.generate_parts if as_parts else jobs.generate
                 done = answer(url, task, given, output, draft=draft, progress=shown, **job)
     if done.repeats and not dedupe:
-        copied = f"an earlier start copied {done.repeats} answers"
-        note(f"--no-dedupe: {copied}; they are equal either way")
-    content, text = _results(done, shown.meter, rejects)
+        note(f"--no-dedupe: an earlier start copied {done.repeats} answers; they are the same")
+    content, text = _results(done, shown.meter, str(rejects))
     _show(shown.meter.page(task, *text.splitlines()), content, report, as_json)
 
 
@@ -285,13 +283,11 @@ def _require_scoring(logprobs: int | None, dry_run: bool, pool: PoolOptions) -> 
         raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
 
 
-def _results(
-    report: "JobReport", meter: "Meter", rejects: Path | str
-) -> tuple[dict[str, Any], str]:
+def _results(report: "JobReport", meter: "Meter", rejects: str) -> tuple[dict[str, Any], str]:
     """Returns the results of a job for JSON and as text."""
     efficiency = round(report.block_efficiency, 3)
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
-    where = str(rejects) if report.errors else None
+    where = rejects if report.errors else None
     text = f"{report.rows} rows, {report.errors} errors{first}"
     if report.repeats:
         text += f", {report.repeats} with the answer of an equal row"
