@@ -5,7 +5,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Where this is set, each of a service's ten processes compiles thousands of modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-lowest test-clients test-vllm moto serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all test-lowest test-clients test-vllm serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -73,17 +73,6 @@ VLLM_PIP := -m pip --quiet --disable-pip-version-check
 
 test-vllm: .bench/vllm/.installed ## run the tests of drafts in vLLM, in its environment; installs it at the first run, 3 GB
 	PYTHONPATH=$(CURDIR)/services:$(CURDIR)/pipelines $(VLLM) -m pytest -c tests/in_vllm/pytest.ini tests/in_vllm
-
-# moto's S3 server needs python-dateutil below 3, and the project pins a later one, so its environment is its own. Its
-# extra `server` would add thirty packages for other services. Apache-2.0; with boto3 and Flask, 80 MB.
-.bench/moto/.installed: .venv/.installed
-	@rm -rf .bench/moto && $(PYTHON) -m venv --without-pip .bench/moto
-	@grep -vE '^(python-dateutil|tzdata)==' constraints.txt > .bench/moto/constraints.txt
-	.venv/bin/uv pip install --quiet --system-certs --python .bench/moto/bin/python \
-	  --constraint .bench/moto/constraints.txt moto==5.2.5 boto3==1.44.8 'moto[s3]' flask==3.1.3 flask-cors==6.0.5
-	@touch $@
-
-moto: .bench/moto/.installed ## install an S3 server for tests of object stores, 80 MB
 
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@.venv/bin/tasc demo --serve || [ $$? = 130 ]  # Ctrl-C

@@ -1,8 +1,4 @@
-"""An S3 server on loopback, and an HTTP proxy in front of it that fails by a seed.
-
-The server is moto's. It needs python-dateutil below 3, and the project pins a later one, so moto is
-not one of the project's dependencies: `make moto` installs it into an environment of its own.
-"""
+"""An S3 server on loopback, moto's, and an HTTP proxy in front of it that fails by a seed."""
 
 import os
 import random
@@ -18,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Final, Self
 
@@ -30,14 +24,6 @@ from support import eventually, free_port
 HOST: Final = "127.0.0.1"
 REGION: Final = "us-east-1"
 _KEY: Final = "testing"  # moto accepts any
-_MOTO: Final = Path(__file__).resolve().parents[1] / ".bench" / "moto" / "bin" / "python"
-
-
-def moto_python() -> str | None:
-    """The interpreter that has moto: this one, or that of `make moto`; None without either."""
-    if find_spec("moto") and find_spec("flask_cors"):
-        return sys.executable
-    return str(_MOTO) if _MOTO.is_file() else None
 
 
 def credentials() -> dict[str, str]:
@@ -86,17 +72,11 @@ def short_url(bucket: str, key: str = "") -> str:
 class ObjectStore:
     """A server in a child process, with nothing in it; it ends with the block."""
 
-    def __init__(self, python: str | None = None) -> None:
-        chosen = python or moto_python()
-        if chosen is None:
-            raise RuntimeError("moto is not installed; run `make moto`")
-        self._python = chosen
-
     def __enter__(self) -> Self:
         self.endpoint = Endpoint(free_port())
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [self._python, "-m", "moto.server", "-H", HOST, "-p", str(self.endpoint.port)],
+            [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.endpoint.port)],
             env={**os.environ, **credentials(), "PYTHONPATH": ""},
             stdin=subprocess.DEVNULL,
             stdout=self._log,

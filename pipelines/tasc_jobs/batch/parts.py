@@ -95,30 +95,23 @@ class PartWork:
         Raises:
             FileError: The file cannot be read, or it has changed.
         """
-        with part.file.opened() as file:
-            return list(
-                read_raw_rows(
-                    Path(part.file.path),
-                    (self.source.input_field, self.source.id_field),
-                    keep=self.source.keep_columns,
-                    opened=file,
-                    between=(part.begin, part.end),
-                )
-            )
+        read = partial(
+            read_raw_rows,
+            Path(part.file.path),
+            (self.source.input_field, self.source.id_field),
+            keep=self.source.keep_columns,
+            between=(part.begin, part.end),
+        )
+        return part.file.read(lambda opened: list(read(opened=opened)))
 
     def rows(self, part: Part, raw: Iterable[RawRow]) -> Iterator[Row]:
-        """Yields rows; those with the id of an earlier row of the part are refused."""
+        """Yields the rows of a part. Ids are not compared with those of other rows."""
         fields = self.source.input_field, self.source.id_field
         file, texts = part.file.name, RowTexts(part.file.name)
         if part.begin and not file.endswith(".parquet"):  # its lines count from its beginning
             file = f"{file}@{part.begin}"
-        seen = set[str]()
         for record in raw:
-            row = row_of(record, part.base + record.line, file, texts, *fields)
-            if row.id in seen and not row.refused:
-                row = replace(row, payload="", refused=f"id {row.id!r} is also in an earlier row")
-            seen.add(row.id)
-            yield row
+            yield row_of(record, part.base + record.line, file, texts, *fields)
 
     def write(
         self, part: Part, raw: Sequence[RawRow], records: Sequence[Record], columns: Any
@@ -454,22 +447,20 @@ class _Look:
 
 def _look(source: Source, part_bytes: int, file: FileAt) -> _Look:
     path, used = Path(file.path), {source.input_field, source.id_field}
-    with file.opened() as opened:
-        check_file(path, (source.input_field,), opened)
-    with file.opened() as opened:
-        if path.suffix == ".parquet":
-            found = pq.read_metadata(opened)
-            size = sum(
-                column.total_uncompressed_size
-                for group in map(found.row_group, range(found.num_row_groups))
-                for column in map(group.column, range(group.num_columns))
-                if source.keep_columns or column.path_in_schema.partition(".")[0] in used
-            )
-            rows = found.num_rows
-            step = max(1, part_bytes * rows // max(1, size))
-            ranges = [(at, min(at + step, rows)) for at in range(0, rows, step)]
-            return _Look(ranges, rows, rows, found.schema.to_arrow_schema().remove_metadata())
-        sample = opened.read_at(min(_SAMPLED_BYTES, file.size), 0)
+    file.read(lambda opened: check_file(path, (source.input_field,), opened))
+    if path.suffix == ".parquet":
+        found = file.read(pq.read_metadata)
+        size = sum(
+            column.total_uncompressed_size
+            for group in map(found.row_group, range(found.num_row_groups))
+            for column in map(group.column, range(group.num_columns))
+            if source.keep_columns or column.path_in_schema.partition(".")[0] in used
+        )
+        rows = found.num_rows
+        step = max(1, part_bytes * rows // max(1, size))
+        ranges = [(at, min(at + step, rows)) for at in range(0, rows, step)]
+        return _Look(ranges, rows, rows, found.schema.to_arrow_schema().remove_metadata())
+    sample = file.read(lambda opened: opened.read_at(min(_SAMPLED_BYTES, file.size), 0))
     lines, step, longest = sample, part_bytes, 1
     if path.suffix == ".gz":
         lines, step, longest = (

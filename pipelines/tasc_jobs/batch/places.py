@@ -4,9 +4,11 @@ pyarrow reads and writes ``file``, ``s3``, ``gs``, ``abfs`` and ``hdfs``; fsspec
 for which a package is installed. A path without a scheme is on a disk.
 """
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -26,6 +28,9 @@ from pyarrow.fs import (
 from tasc_draft.files import whole_file
 from tasc_runtime.errors import FileError
 
+log = logging.getLogger(__name__)
+
+_PAUSES_S = (1.0, 4.0, 16.0, None)  # between attempts, each of which pyarrow repeats for S3
 _T = TypeVar("_T")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _PATTERN = re.compile(r"[*\[]")
@@ -55,22 +60,24 @@ class FileAt:
     size: int
     mtime_ns: int | None
 
-    @contextmanager
-    def opened(self) -> Iterator[Any]:
-        """Opens the file.
+    def read(self, read: Callable[[Any], _T]) -> _T:
+        """Opens the file and reads it, again if that fails.
 
         Raises:
             FileError: The file cannot be read, or it has changed.
         """
-        found = told(self.name, self.filesystem.get_file_info, self.path)
+        return told(self.name, self._read, read)
+
+    def _read(self, read: Callable[[Any], _T]) -> _T:
+        found = self.filesystem.get_file_info(self.path)
         if (found.size, found.mtime_ns) != (self.size, self.mtime_ns):
             gone = "is gone" if found.size is None else "has changed"
             raise FileError(
                 f"{self.name} {gone} since the job began; put the old file back and run the job "
                 "again, which does the rest, or start again with --restart"
             )
-        with told(self.name, self.filesystem.open_input_file, self.path) as file:
-            yield file
+        with self.filesystem.open_input_file(self.path) as file:
+            return read(file)
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,11 @@ class Place:
         scheme = url.partition(":")[0]
         try:
             filesystem, path = FileSystem.from_uri(url)
-        except pa.ArrowInvalid:
+        except pa.ArrowInvalid:  # not one of pyarrow's schemes
             wrapped, path = told(f"{scheme} URLs", url_to_fs, url)
             filesystem = PyFileSystem(FSSpecHandler(wrapped))
         except OSError as error:
-            raise _unusable(f"{scheme} URLs", error) from error
+            raise FileError(f"cannot use {scheme} URLs: {error}") from error
         path = path.rstrip("/")
         return cls(filesystem, path, f"{scheme}://{path}")
 
@@ -110,27 +117,25 @@ class Place:
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a file; None if it does not exist."""
-        try:
-            with self.filesystem.open_input_file(f"{self.path}/{name}") as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
-        except (OSError, pa.ArrowException) as error:
-            raise _unusable(self.shown, error) from error
+        return told(f"{self.shown}/{name}", self._read, f"{self.path}/{name}")
+
+    def _read(self, path: str) -> bytes | None:
+        with suppress(FileNotFoundError), self.filesystem.open_input_file(path) as file:
+            return bytes(file.read())
+        return None
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file, which nobody sees before it is complete."""
-        path = f"{self.path}/{name}"
-        try:
-            if self.is_local:
-                Path(path).parent.mkdir(exist_ok=True)
-                with whole_file(Path(path)) as file:
-                    file.write(content)
-            else:
-                with self.filesystem.open_output_stream(path) as stream:
-                    stream.write(content)
-        except (OSError, pa.ArrowException) as error:
-            raise _unusable(f"{self.shown}/{name}", error) from error
+        told(f"{self.shown}/{name}", self._write, f"{self.path}/{name}", content)
+
+    def _write(self, path: str, content: bytes) -> None:
+        if self.is_local:
+            Path(path).parent.mkdir(exist_ok=True)
+            with whole_file(Path(path)) as file:
+                file.write(content)
+        else:
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(content)
 
     def names(self) -> set[str]:
         """Returns the paths of all files in the folder and its folders."""
@@ -174,19 +179,20 @@ class Place:
 
 
 def told(where: str, call: Callable[..., _T], *args: Any) -> _T:
-    """Calls a function of a file system; its errors name the place.
+    """Calls a function of a file system, again if it fails; its error names the place.
 
     Raises:
-        FileError: The call failed.
+        FileError: All attempts failed.
     """
-    try:
-        return call(*args)
-    except (OSError, pa.ArrowException, ValueError, ImportError) as error:
-        raise _unusable(where, error) from error
-
-
-def _unusable(where: str, error: Exception) -> FileError:
-    return FileError(f"cannot use {where}: {error}")
+    for pause in _PAUSES_S:
+        try:
+            return call(*args)
+        except (OSError, pa.ArrowException, ValueError, ImportError) as error:
+            if pause is None or not isinstance(error, OSError) or error.errno:
+                raise FileError(f"cannot use {where}: {error}") from error
+            log.warning("%s: %s; again in %g s", where, error, pause)
+            time.sleep(pause)
+    raise AssertionError
 
 
 def _is_rows(path: str, suffixes: tuple[str, ...]) -> bool:

@@ -183,7 +183,7 @@ def generate(
     Parts are for large inputs and object stores. Each part has the answers to about --part-bytes
     of the input, and OUTPUT/_manifest.json lists the finished ones. A row without an id gets the
     name of its file and its number; in a later part of JSON lines, the part's first byte comes
-    between them, and lines count from there. The same id is rejected within a part only.
+    between them, and lines count from there. Ids of parts are not compared.
 
     A report has the speed over time and the cost. It is also written as JSON, to FILE.json beside
     FILE.html.

@@ -543,6 +543,8 @@ def _parquet_records(
                         kept = {name: column.slice(at, 1) for name, column in whole.items()}
                         yield replace(record, kept=kept) if keep else record
             except _DAMAGED_PARQUET as error:
+                if not isinstance(source, Path):
+                    raise  # it may be the connection
                 reason = f"damaged Parquet, lost up to row {end}: {error}"
                 yield RawRow(max(line, first) + 1, None, "", reason)
 
