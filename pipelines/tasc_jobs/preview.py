@@ -32,10 +32,6 @@ class PreviewSide:
     tokens: int
     steps: int
 
-    @property
-    def block_efficiency(self) -> float:
-        return self.tokens / self.steps if self.steps else 0.0
-
 
 @dataclass(frozen=True)
 class Preview:
@@ -58,14 +54,6 @@ class Preview:
     @property
     def speed_up(self) -> float:
         return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
-
-    def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
-        """Returns the estimated seconds of a job of ``total`` rows.
-
-        The estimate assumes that the ``engines`` do not share a processor.
-        """
-        side = self.drafted if draft else self.plain
-        return total * side.seconds / self.rows / engines if self.rows else None
 
     def forwards(self, draft: bool) -> float:
         """Mean number of forward passes of an answer."""

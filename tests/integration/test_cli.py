@@ -67,11 +67,23 @@ def test_commands_lead_from_ingested_rows_to_answers(in_process, folder, tmp_pat
     assert 0 < capped["rows"] < capped["corpus_rows"] == 60
     output = tmp_path / "out.jsonl"
     source = tmp_path / "in.jsonl"
-    source.write_text('{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "3"}\n')
-    report = json.loads(run("generate", "t", "--input", source, "--output", output, "--json"))
-    assert (report["rows"], report["errors"]) == (3, 0)
+    source.write_text(
+        '{"id": "a", "input": "one"}\n\n{"id": 7, "input": "two"}\n{"input": "one"}\n'
+    )
+    page, price = tmp_path / "job.html", ("--price-per-hour", 3600)
+    command = ["generate", "t", "--input", source, "--output", output, "--report", page, *price]
+    report = json.loads(run(*command, "--json"))
+    assert (report["rows"], report["errors"], report["repeats"]) == (3, 0, 1)
+    assert report == json.loads((tmp_path / "job.json").read_text())
+    assert report["rows_per_second"] == pytest.approx(3 / report["seconds"], rel=1e-3)
+    assert report["price"] == pytest.approx(3600 * report["engine_hours"], abs=0.1)
+    assert [rows for _, rows, _ in report["samples"]][:: len(report["samples"]) - 1] == [0, 3]
+    assert "3 rows in 0:0" in page.read_text("utf-8")
     answers = read_rows(output)
     assert [a["id"] for a in answers] == ["a", "7", "4"]
+    # A finished job takes no time, and its answers are not decoded again.
+    assert len(run(*command, "--no-dedupe").splitlines()) == 1
+    assert "--no-dedupe: an earlier start copied 1 answers" in tasc.err
     assert report["first_error"] is None
     assert all(a["index_version"] == capped["version"] == 3 for a in answers)
 

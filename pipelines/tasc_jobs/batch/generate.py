@@ -7,11 +7,9 @@ displays the progress of the job.
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
@@ -28,6 +26,7 @@ from tasc_jobs.batch.columns import (
     OwnRow,
     json_row,
 )
+from tasc_jobs.batch.cost import DryRun, Meter
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.inputs import (
     Input,
@@ -40,6 +39,7 @@ from tasc_jobs.batch.inputs import (
     require_own,
 )
 from tasc_jobs.batch.job import preview_job, run_job
+from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import (
     JobProgress,
     JobReport,
@@ -51,14 +51,13 @@ from tasc_jobs.batch.work import (
     row_request,
 )
 from tasc_jobs.errors import JobError
-from tasc_jobs.preview import Preview
 from tasc_protocol import PARAMETERS, Request, Whole
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine.reader import PromptTooLong, adapter_of
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
-from tasc_store import TaskRecord
+from tasc_store import TaskRecord, TaskStore, connect
 
 if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
@@ -197,11 +196,10 @@ def dry_run(
     asked: Request | None = None,
     reject: Path | None = None,
     **job: Any,
-) -> tuple[Preview, int]:
+) -> DryRun:
     """Measure the time of the first rows with and without drafts. Writes nothing.
 
-    Returns:
-        The measurements, and the number of rows in the input.
+    If the job copies the answers of equal rows, the first different rows are measured.
 
     Raises:
         UsageError: See `check_places`.
@@ -211,22 +209,27 @@ def dry_run(
     output = Path(output)
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
-    return measured(spec, opened.rows(), asked), opened.total
+    return measured(spec, opened.rows(), asked)
 
 
-def measured(spec: JobSpec, rows: Iterable[Row], asked: Request | None) -> Preview:
+def measured(spec: JobSpec, rows: Iterable[Row], asked: Request | None) -> DryRun:
     """Measure the time of the first valid rows; see `dry_run`."""
-    rows = list(islice((row for row in rows if row.refused is None), PREVIEW_ROWS))
+    strategy = RowAnswers(asked or Request(), draft=True)
+    with closing(connect(spec.url)) as client:
+        may_copy = strategy.is_repeatable(TaskStore(client).get(spec.task))
+    repeats = Repeats(spec.dedupe_bytes if may_copy else 0)
+    good = (row for row in rows if row.refused is None)
+    compared = list(islice(good, spec.window_rows))  # as many as a job holds in memory
+    rows = [row for row in compared if not repeats.add(row)]
     if not rows:
         raise FileError("the input has no valid row; check --input-field")
-    strategy = RowAnswers(asked or Request(), draft=True)
-    found = preview_job(spec, rows, strategy)
+    found = preview_job(spec, rows[:PREVIEW_ROWS], strategy)
     if not found.rows:
         raise JobError(
-            f"none of the first {len(rows)} valid rows can be answered (first: "
+            f"none of the first {found.refused} valid rows can be answered (first: "
             f"{found.first_error}); fix the input, or name its field with --input-field"
         )
-    return found
+    return DryRun(found, spec.total or 0, spec.actors, len(compared), len(compared) - len(rows))
 
 
 def _spec(
@@ -361,76 +364,29 @@ def _refusal(record: Record) -> dict[str, Any]:
 class BatchProgress:
     """Displays a job on a progress bar. Call it with each `JobProgress`."""
 
-    def __init__(self, bar: Progress, now: Callable[[], float] = time.monotonic) -> None:
-        self._bar, self._now = bar, now
-        self._baseline: tuple[float, int] | None = None
-        self._done = 0
+    def __init__(self, bar: Progress, meter: Meter) -> None:
+        self._bar, self.meter = bar, meter
+        self._done: int | None = None
 
     def __call__(self, job: JobProgress) -> None:
+        self.meter(job)
         done, resumed = job.report.rows, job.report.resumed
-        if self._baseline is None:
-            self._baseline = self._now(), job.report.tokens
+        if self._done is None:
             self._done = resumed
             self._bar.resume(resumed)
             if job.total is not None:
                 self._bar.set_total(job.total)
         starting = not job.engines and done <= resumed
-        suffix = "starting engines" if starting else self._rates(job.report, *self._baseline)
-        self._bar.set_suffix(suffix)
+        self._bar.set_suffix("starting engines" if starting else self._rates(job.report))
         self._bar.advance(max(0, done - self._done))
         self._done = max(self._done, done)
 
-    def _rates(self, report: JobReport, start: float, start_tokens: int) -> str:
-        elapsed = self._now() - start
-        parts = [f"{(report.tokens - start_tokens) / elapsed:,.0f} tokens/s"] if elapsed > 0 else []
+    def _rates(self, report: JobReport) -> str:
+        cost, parts = self.meter.cost, []
+        if cost.tokens and cost.seconds:  # labels have no tokens, and repeats have none either
+            parts.append(f"{cost.tokens / cost.seconds:,.0f} decoded tokens/s")
         if report.steps:
             parts.append(f"{report.forwards:.2f} forward passes an answer")
-        if report.repeats:
-            parts.append(f"{report.repeats} repeats")
-        if report.errors:
-            parts.append(f"{report.errors} errors")
+        counts = (report.repeats, "repeats"), (report.errors, "errors")
+        parts += [f"{count} {name}" for count, name in counts if count]
         return ", ".join(parts)
-
-
-def preview_in_words(preview: Preview, total: int, engines: int) -> str:
-    """Formats a dry run and the estimated duration of the whole job for a terminal."""
-    lines = [
-        f"{preview.rows} rows answered{f', {preview.refused} refused' if preview.refused else ''}; "
-        f"{preview.identical} of {preview.rows} answers identical with and without drafts"
-    ]
-    for name, side, draft in (
-        ("without drafts", preview.plain, False),
-        ("with drafts", preview.drafted, True),
-    ):
-        seconds = preview.seconds_of(total, engines, draft)
-        lines.append(
-            f"{name:14} {side.tokens / side.seconds:8,.0f} tokens/s, "
-            f"{preview.forwards(draft):5.2f} forward passes an answer, {total} rows in about "
-            f"{timedelta(seconds=round(seconds or 0.0))}"
-        )
-    return "\n".join([*lines, f"speed-up from drafts: {preview.speed_up:.2f} x"])
-
-
-def preview_as_json(preview: Preview, total: int, engines: int) -> dict[str, object]:
-    """Returns a dry run for ``--json``. ``job_seconds`` is the estimate for the whole job."""
-
-    def side(draft: bool) -> dict[str, float | None]:
-        measured = preview.drafted if draft else preview.plain
-        seconds = preview.seconds_of(total, engines, draft)
-        return {
-            "tokens_per_second": round(measured.tokens / measured.seconds, 1),
-            "block_efficiency": round(measured.block_efficiency, 3),
-            "forwards_per_answer": round(preview.forwards(draft), 3),
-            "job_seconds": None if seconds is None else round(seconds, 1),
-        }
-
-    return {
-        "rows": preview.rows,
-        "refused": preview.refused,
-        "identical": preview.identical,
-        "total": total,
-        "engines": engines,
-        "plain": side(False),
-        "drafted": side(True),
-        "speed_up": round(preview.speed_up, 3),
-    }

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasc_jobs.batch.columns import OwnColumns
+from tasc_jobs.batch.cost import DryRun
 from tasc_jobs.batch.engines import HANDFULS, Answering, EngineActor, EngineSpec
 from tasc_jobs.batch.folder import Begun, JobState, begun_line, locked, read_begun
 from tasc_jobs.batch.generate import RowAnswers, job_spec, measured, write_files
@@ -35,7 +36,6 @@ from tasc_jobs.batch.places import FileAt, Place
 from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import JobProgress, JobReport, PartRecord, Record, Row, Totals
 from tasc_jobs.errors import JobError, UsageError
-from tasc_jobs.preview import Preview
 from tasc_protocol import Request
 from tasc_runtime.data.row_texts import RowTexts
 from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, read_raw_rows
@@ -545,10 +545,10 @@ def dry_run(
     engine: EngineSettings | None = None,
     asked: Request | None = None,
     **job: Any,
-) -> tuple[Preview, int]:
+) -> DryRun:
     """Measure the time of the first rows with and without drafts; see `generate.dry_run`."""
     place, plan = Place.of(output), Plan.of(source, part_bytes, form)
     spec = job_spec(url, task, source, Path(place.path), plan.found, engine, True, asked, job)
     work = PartWork(place, source, plan.suffix)
     rows = (row for part in plan.parts for row in work.rows(part, work.raw_rows(part)))
-    return measured(spec, rows, asked), plan.total
+    return measured(spec, rows, asked)

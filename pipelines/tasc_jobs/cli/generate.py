@@ -1,6 +1,7 @@
 """The command `tasc generate`: answers to the rows of a file."""
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,8 +12,10 @@ from tasc_jobs.cli.options import (
     IdField,
     InputField,
     PoolOptions,
+    Report,
     StoreOptions,
     Task,
+    check_report,
     grouped,
     print_result,
     require_files,
@@ -122,10 +125,20 @@ Probabilities = Annotated[
         show_default="off",
     ),
 ]
+PricePerHour = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Price of an hour of one engine; the time to load it is not counted.",
+        show_default="none",
+    ),
+]
 
 
 if TYPE_CHECKING:
+    from tasc_jobs.batch.cost import Meter
     from tasc_jobs.batch.work import JobReport
+    from tasc_jobs.report.document import ReportDocument
     from tasc_protocol import GuideSpec, Request
 
 
@@ -153,6 +166,8 @@ def generate(
     seed: Seed = 0,
     input_field: InputField = "input",
     id_field: IdField = "id",
+    price_per_hour: PricePerHour = None,
+    report: Report = None,
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -169,6 +184,9 @@ def generate(
     of the input, and OUTPUT/_manifest.json lists the finished ones. A row without an id gets the
     name of its file and its number; in a later part of JSON lines, the part's first byte comes
     between them, and lines count from there. Ids of parts are not compared.
+
+    A report has the speed over time and the cost. It is also written as JSON, to FILE.json beside
+    FILE.html.
     """
     from tasc_jobs.batch.inputs import Source, check_places, reject_file
     from tasc_jobs.batch.places import is_folder
@@ -184,6 +202,7 @@ def generate(
     else:
         check_places(given, Path(output), Path(rejects))
     require_files(answers.choices, answers.schema)
+    _check_report(report, *source, output, rejects, answers.choices, answers.schema)
     if probabilities:
         _require_scoring(logprobs, dry_run, pool)
     with store.open(task) as url:
@@ -215,6 +234,7 @@ def generate(
         with local_ray(num_cpus=max(4, pool.actors + 1)):
             from tasc_jobs.batch import generate as jobs
             from tasc_jobs.batch import parts
+            from tasc_jobs.batch.cost import Meter
 
             if as_parts:
                 job |= {"form": form, "part_bytes": part_bytes}
@@ -222,15 +242,35 @@ def generate(
                 job |= {"reject": Path(rejects)}
             if dry_run:
                 dry = parts.dry_run if as_parts else jobs.dry_run
-                found, total = dry(url, task, given, output, **job)
-                text = jobs.preview_in_words(found, total, pool.actors)
-                print_result(jobs.preview_as_json(found, total, pool.actors), text, as_json)
+                found = replace(dry(url, task, given, output, **job), price_per_hour=price_per_hour)
+                _show(found.page(task), found.as_json, report, as_json)
                 return
             with show_progress("answer", None) as bar:
-                progress = jobs.BatchProgress(bar)
+                shown = jobs.BatchProgress(bar, Meter(price_per_hour))
                 answer = parts.generate_parts if as_parts else jobs.generate
-                report = answer(url, task, given, output, draft=draft, progress=progress, **job)
-    _print(report, rejects, as_json)
+                done = answer(url, task, given, output, draft=draft, progress=shown, **job)
+    if done.repeats and not dedupe:
+        note(f"--no-dedupe: an earlier start copied {done.repeats} answers; they are the same")
+    content, text = _results(done, shown.meter, str(rejects))
+    _show(shown.meter.page(task, *text.splitlines()), content, report, as_json)
+
+
+def _check_report(report: Path | None, *used: Path | str | None) -> None:
+    """Raises UsageError if the report cannot be written, or would overwrite a file that is used."""
+    check_report(report)
+    beside = report and report.with_suffix(".json").resolve()
+    if report and (report.suffix != ".html" or beside in [Path(f).resolve() for f in used if f]):
+        raise UsageError(f"--report is {report}; name a .html file whose .json is not used here")
+
+
+def _show(page: "ReportDocument", content: dict[str, Any], file: Path | None, json_: bool) -> None:
+    print_result(content, "\n".join(page.summary), json_)
+    if file:
+        from tasc_jobs.report.web_page import write_html
+
+        write_html(page, file)
+        file.with_suffix(".json").write_text(json.dumps(content) + "\n")
+        note(f"report: {file}")
 
 
 def _require_scoring(logprobs: int | None, dry_run: bool, pool: PoolOptions) -> None:
@@ -243,10 +283,11 @@ def _require_scoring(logprobs: int | None, dry_run: bool, pool: PoolOptions) -> 
         raise UsageError("--probabilities needs --backend tasc; vLLM scores no labels")
 
 
-def _print(report: "JobReport", rejects: Path | str, as_json: bool) -> None:
+def _results(report: "JobReport", meter: "Meter", rejects: str) -> tuple[dict[str, Any], str]:
+    """Returns the results of a job for JSON and as text."""
     efficiency = round(report.block_efficiency, 3)
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
-    where = str(rejects) if report.errors else None
+    where = rejects if report.errors else None
     text = f"{report.rows} rows, {report.errors} errors{first}"
     if report.repeats:
         text += f", {report.repeats} with the answer of an equal row"
@@ -256,8 +297,10 @@ def _print(report: "JobReport", rejects: Path | str, as_json: bool) -> None:
         text += f"; {report.resumed} rows were done before"
     if where:
         text += f"; see {where}"
-    content = {**asdict(report), "block_efficiency": efficiency, "reject_file": where}
-    print_result(content, text, as_json)
+    if (cost := meter.cost).seconds:
+        text += f"\n{cost.rows} rows in {cost.in_words}"
+    whole = {**asdict(report), "block_efficiency": efficiency, "reject_file": where}
+    return {**cost.as_json, **whole, "samples": meter.samples}, text
 
 
 def _require_task(url: str, task: str, asked: "Request") -> None:

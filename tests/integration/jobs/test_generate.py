@@ -147,11 +147,14 @@ def test_job_options_replace_the_guide_and_sampling_of_the_task(
 def test_dry_run_times_rows_with_and_without_drafts_and_writes_nothing(
     client, redis_url, served, tmp_path
 ):
-    source = Source.of(write_rows(tmp_path / "in.jsonl", [[1], *rows(30)]))
+    inputs = [{"input": row["input"]} for row in (*rows(30), *rows(10))]
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [[1], *inputs]))
     before, output = client.dbsize(), tmp_path / "out.jsonl"
-    found, total = dry_run(redis_url, served, source, output, engine=ENGINE, max_errors=0)
-    assert (found.rows, found.refused, found.identical, total) == (20, 0, 20, 31)
-    assert found.plain.block_efficiency == 1
-    assert found.drafted.block_efficiency > 1
-    assert found.seconds_of(total, 1, draft=True) > 0
+    found = dry_run(redis_url, served, source, output, engine=ENGINE, max_errors=0)
+    preview = found.preview
+    assert (preview.rows, preview.refused, preview.identical) == (20, 0, 20)
+    assert (found.total, found.compared, found.repeats) == (41, 40, 10)
+    plain, drafted = found.cost(draft=False), found.cost(draft=True)
+    assert plain.tokens == plain.steps == drafted.tokens > drafted.steps
+    assert drafted.seconds > 0
     assert ([path.name for path in tmp_path.iterdir()], client.dbsize()) == (["in.jsonl"], before)

@@ -24,7 +24,7 @@ from support import files_up_to, read_rows, refused, write_rows
 from tasc_jobs.batch import generate
 from tasc_jobs.batch.columns import ANSWER, LOGPROBS
 from tasc_jobs.batch.folder import JobFolder, require_same
-from tasc_jobs.batch.generate import dry_run, write_files
+from tasc_jobs.batch.generate import write_files
 from tasc_jobs.batch.inputs import (
     SeenIds,
     Source,
@@ -36,7 +36,6 @@ from tasc_jobs.batch.inputs import (
 )
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
 from tasc_jobs.errors import JobError, UsageError
-from tasc_jobs.preview import Preview, PreviewSide
 from tasc_protocol import Request
 from tasc_runtime.errors import FileError
 
@@ -466,15 +465,6 @@ def test_records_that_cannot_be_read_leave_no_output(tmp_path: Path) -> None:
             write_files(tmp_path / name, tmp_path / "no.jsonl", broken(), True)
         assert not (tmp_path / name).exists()
     assert not (tmp_path / "no.jsonl").exists()
-
-
-def test_dry_run_fails_if_no_row_can_be_answered(tmp_path, monkeypatch) -> None:
-    side = PreviewSide(1.0, 0, 0)
-    found = Preview(0, 1, 0, plain=side, drafted=side, first_error="row 1: too long")
-    monkeypatch.setattr(generate, "preview_job", lambda *_: found)
-    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
-    with refused(JobError, "row 1: too long"):
-        dry_run("redis://nowhere", "t", source, tmp_path / "out.jsonl")
 
 
 def finished(first: int, stop: int) -> list[Record]:

@@ -5,9 +5,9 @@ import io
 import pytest
 
 from support import FakeClock
-from tasc_jobs.batch.generate import BatchProgress, preview_as_json, preview_in_words
+from tasc_jobs.batch.cost import Meter
+from tasc_jobs.batch.generate import BatchProgress
 from tasc_jobs.batch.work import JobProgress, JobReport
-from tasc_jobs.preview import Preview, PreviewSide
 from tasc_runtime.progress import Clock, Stages, show_progress
 
 
@@ -76,47 +76,33 @@ def test_resumed_items_count_as_progress_but_do_not_count_in_the_rate(clock):
     assert "at 12.0" in bar
 
 
-PREVIEW = Preview(20, 1, 20, plain=PreviewSide(4.0, 400, 400), drafted=PreviewSide(1.0, 400, 100))
-
-
 def test_batch_progress_shows_rates_of_this_start_and_efficiency_of_all_rows() -> None:
     out, times = io.StringIO(), iter([0.0, 2.0])
     with show_progress("answer", None, every_s=0, stream=out) as bar:
-        shown = BatchProgress(bar, lambda: next(times))
+        shown = BatchProgress(bar, Meter(None, lambda: next(times)))
         shown(JobProgress(JobReport(100, 0, 1000, 500, resumed=100), 300, engines=0))
         shown(JobProgress(JobReport(150, 2, 1600, 600, resumed=100), 300, engines=1))
     lines = out.getvalue().splitlines()
     assert lines[-1].startswith("answer: 150/300 rows, ")
-    assert all(figure in lines[-1] for figure in (" 300 tokens/s", " 4.05 ", " 2 errors"))
+    assert all(figure in lines[-1] for figure in (" 300 decoded tokens/s", " 4.05 ", " 2 errors"))
 
 
 def test_progress_shows_no_rate_before_an_engine_runs() -> None:
     out = io.StringIO()
     with show_progress("answer", 10, every_s=0, stream=out) as bar:
-        BatchProgress(bar)(JobProgress(JobReport(0, 0, 0, 0), None, engines=0))
+        BatchProgress(bar, Meter(None))(JobProgress(JobReport(0, 0, 0, 0), None, engines=0))
     assert "engines" in out.getvalue()
     assert "tokens/s" not in out.getvalue()
 
 
-def test_preview_is_scaled_to_the_whole_job() -> None:
-    text = preview_in_words(PREVIEW, 72_000, engines=2)
-    assert "20 rows answered, 1 refused; 20 of 20 answers identical" in text
-    _, plain, drafted, speed_up = text.splitlines()
-    for line, figures in (
-        (plain, ("100 tokens/s", " 20.00 ", "72000 rows", "2:00:00")),
-        (drafted, ("400 tokens/s", " 5.00 ", "72000 rows", "0:30:00")),
-        (speed_up, ("4.00 x",)),
-    ):
-        assert all(figure in line for figure in figures)
-    found = preview_as_json(PREVIEW, 72_000, engines=2)
-    assert found["speed_up"] == 4.0
-    assert found["drafted"] == {
-        "tokens_per_second": 400.0, "block_efficiency": 4.0, "forwards_per_answer": 5.0,
-        "job_seconds": 1800.0,
-    }  # fmt: skip
-    found = Preview(0, 20, 0, plain=PreviewSide(1.0, 0, 0), drafted=PreviewSide(1.0, 0, 0))
-    assert preview_as_json(found, 9, 1)["plain"]["job_seconds"] is None
-    assert "0 rows answered, 20 refused" in preview_in_words(found, 9, 1)
+def test_progress_of_rows_without_tokens_shows_rows_only() -> None:
+    out, times = io.StringIO(), iter([0.0, 2.0])
+    with show_progress("answer", None, every_s=0, stream=out) as bar:
+        shown = BatchProgress(bar, Meter(None, lambda: next(times)))
+        for rows in (0, 8):
+            shown(JobProgress(JobReport(rows, 0, 0, 0), None, engines=1))
+    assert " rows/s" in out.getvalue()
+    assert "tokens" not in out.getvalue()
 
 
 UNITS = {"read": "rows", "sort": "parts"}
