@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from support import files_up_to, read_rows, refused, write_rows
 from tasc_jobs.batch import generate
 from tasc_jobs.batch.columns import ANSWER, LOGPROBS
-from tasc_jobs.batch.folder import JobFolder, require_same
+from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import write_files
 from tasc_jobs.batch.inputs import (
     SeenIds,
@@ -582,9 +582,9 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
 def test_error_of_changed_pins_names_the_pins_and_a_solution(tmp_path: Path) -> None:
     with JobFolder.held(tmp_path / "job") as folder:
         begun = folder.begin({"seed": 0, "input": ["x" * 100], "same": (1,)}, 1, 1)
-    require_same(begun, {"seed": 0, "input": ["x" * 100], "same": (1,)}, folder.path)
+    folder.require_same(begun, {"seed": 0, "input": ["x" * 100], "same": (1,)})
     with refused(JobChanged, "input", "seed", "--restart") as changed:
-        require_same(begun, {"seed": 1, "input": 3, "same": [1]}, folder.path)
+        folder.require_same(begun, {"seed": 1, "input": 3, "same": [1]})
     assert "same was" not in str(changed.value)
     assert "x" * 60 not in str(changed.value)
 
