@@ -135,8 +135,8 @@ def run(
         record = TaskStore(client).get(spec.task, begun.record_version)
         begun = _with_index(client, record, folder, begun)
         pinned = Pinned(begun.record_version, begun.index_version)
-        dedupe_bytes = spec.dedupe_bytes if strategy.is_repeatable(record) else 0
-        with queue(folder, dedupe_bytes) as todo:
+        may_copy = spec.dedupe_bytes > 0 and strategy.is_repeatable(record)
+        with queue(folder, spec.dedupe_bytes if may_copy else 0) as todo:
             pool = _pool(spec, spec.actors, pinned, strategy, engine)
             report = _Job(spec, folder, pool, todo, progress).run(finish, should_stop)
         if not report.stopped:
