@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -106,12 +106,16 @@ class Watched(threading.Thread):
         super().start()
 
     def _look(self) -> None:
-        from killable import descendants
-
         began = not self._first
         found = {os.getpid(): "driver", self._redis: "redis"}
-        for pid, command in descendants(os.getpid()).items():
-            found[pid] = "worker" if command.startswith("ray::") else "ray"
+        for pid in below(os.getpid()):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+            except OSError:
+                continue
+            found[pid] = (
+                "worker" if command.startswith("ray::") and "Agent" not in command else "ray"
+            )
         for pid, kind in found.items():
             try:
                 ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
@@ -126,26 +130,39 @@ class Watched(threading.Thread):
             self.peak_mb[kind] = max(self.peak_mb.get(kind, 0.0), own)
 
 
+def below(pid: int) -> Iterator[int]:
+    """Ids of the descendants of a process; `killable` would bring torch into the driver."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended while we looked
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    new = children.get(pid, [])
+    while new:
+        yield from new
+        new = [child for each in new for child in children.get(each, [])]
+
+
 @contextmanager
 def clocked(redis: int, found: dict[str, Any]) -> Iterator[None]:
-    watched, began = Watched(redis), time.perf_counter()
+    watched = Watched(redis)
     watched.start()
+    began = time.perf_counter()
     yield
     found["seconds"] = time.perf_counter() - began
     found |= watched.end()
 
 
 class Stages:
-    """A progress function that keeps the seconds of each stage."""
+    """A progress function that keeps the seconds of each stage; ``before`` is until the first."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._stage, self._began = "", time.perf_counter()
+        self._stage, self._began = "before", time.perf_counter()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         now = time.perf_counter()
-        if self._stage:
-            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
         self._stage, self._began = stage, now
 
 
@@ -153,10 +170,11 @@ def stats(url: str, redis: int, processes: int) -> dict[str, Any]:
     from tasc_jobs.ray_local import local_ray
     from tasc_jobs.statistics.task_statistics import corpus_statistics
 
-    found, stages = dict[str, Any](), Stages()
+    found = dict[str, Any]()
     with local_ray(num_cpus=processes):
         corpus_statistics(url, _FEW, parallelism=2)
         with clocked(redis, found):
+            stages = Stages()
             figures = corpus_statistics(url, TASK, progress=stages)
     text = json.dumps(figures.as_json)
     return {
@@ -172,10 +190,11 @@ def index(url: str, redis: int, processes: int) -> dict[str, Any]:
     from tasc_jobs.index.build import build_and_publish
     from tasc_jobs.ray_local import local_ray
 
-    record, found, stages = demo_record(TASK), dict[str, Any](), Stages()
+    record, found = demo_record(TASK), dict[str, Any]()
     with local_ray(num_cpus=processes):
         build_and_publish(url, replace(record, name=_FEW), parallelism=2)
         with clocked(redis, found):
+            stages = Stages()
             artifact, _ = build_and_publish(url, record, progress=stages)
     return {
         **found,
@@ -253,7 +272,7 @@ def compared(
         ratios = [a["seconds"] / b["seconds"] for a, b in zip(one, two, strict=True)]
         bar = BAR if name == "now" else None
         figures.append(Figure.of_runs(f"{part}, {name}: two / one", ratios, "x", bar))
-        first = next(iter(two[0]["stages"]))  # it is the one that workers do by Ray Data
+        first = {"stats": "count", "index": "tokenise"}[part]  # Ray Data has workers do it
         ratios = [a["stages"][first] / b["stages"][first] for a, b in zip(one, two, strict=True)]
         figures.append(Figure.of_runs(f"  {first}: two / one", ratios, "x"))
         for processes, side in ((1, one), (2, two)):
@@ -342,7 +361,6 @@ def main() -> int:
 
 def side(part: str, url: str, redis: str, processes: str) -> None:
     """Run one side, and print its record."""
-    use_test_helpers()
     with redirect_stdout(sys.stderr):
         found = SIDES[part](url, int(redis), int(processes))
     print(json.dumps(found))
