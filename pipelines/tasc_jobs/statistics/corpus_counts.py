@@ -5,8 +5,9 @@ Ray's object store, which spills to disk if it is full. Then a task per partitio
 one at a time, sums the n-grams of its partition, and returns a histogram.
 
 Memory therefore grows with the number of *different* n-grams of a batch, or of a partition. This
-process holds only histograms and row lengths. Each task filters every table, which is cheap; a
-groupby would send each n-gram through a shuffle.
+process holds only histograms and row lengths. Each task filters every table, which is cheap as long
+as there are few partitions; a groupby would send each n-gram through a shuffle. The number of
+partitions therefore depends on the corpus's bytes, and is far below the number of ranges.
 """
 
 import functools
@@ -45,6 +46,10 @@ _COUNTS = pa.schema(
 Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
 """Histograms by side and unit."""
 _ROWS_PER_TASK = 20_000
+# N-grams of n words take n times the bytes of the text. To sum this many bytes, all of them of
+# different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but each
+# reads all tables, which a large corpus spills to disk.
+_PARTITION_BYTES, _LEAST_PARTITIONS = 64 << 20, 8
 _BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
 _RETRIES = 3
 _Block: TypeAlias = "ray.ObjectRef[pa.Table]"
@@ -56,8 +61,9 @@ def count_corpus(
     """Returns how often n-grams occur, by side and unit.
 
     Args:
-        parallelism: Number of ranges to read and of partitions to sum; by default one for every
-            20,000 rows. A single partition is summed in this process.
+        parallelism: Number of ranges to read and of partitions to sum. By default, there is a
+            range for every 20,000 rows, and a partition for every 64 MiB of n-grams, but as many
+            as ranges up to 8. A single partition is summed in this process.
         progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:
@@ -68,10 +74,12 @@ def count_corpus(
     """
     require_ray()
     source = RedisCorpusSource(url, task, previous_words=units.words_before)
-    partitions = min(parallelism or -(-source.rows // _ROWS_PER_TASK), source.rows)
+    ranges = min(parallelism or -(-source.rows // _ROWS_PER_TASK), source.rows)
+    ngram_bytes = source.estimate_inmemory_data_size() * units.n
+    partitions = ranges if parallelism else partitions_for(ngram_bytes, ranges)
     progress("count", 0, source.rows)
     here, kept = TableSum(units), list[_Block]()
-    for block in _count_tables(source, units, partitions):
+    for block in _count_tables(source, units, ranges, partitions):
         table = ray.get(block)
         if partitions > 1:
             kept.append(block)
@@ -88,9 +96,11 @@ def count_corpus(
     return found
 
 
-def _count_tables(source: RedisCorpusSource, units: Units, partitions: int) -> Iterator[_Block]:
+def _count_tables(
+    source: RedisCorpusSource, units: Units, ranges: int, partitions: int
+) -> Iterator[_Block]:
     row_bytes = max(source.estimate_inmemory_data_size() // source.rows, 1)
-    counted = ray.data.read_datasource(source, override_num_blocks=partitions).map_batches(
+    counted = ray.data.read_datasource(source, override_num_blocks=ranges).map_batches(
         functools.partial(count_rows, units, partitions),
         batch_format="pyarrow",
         batch_size=max(min(_BATCH_ROWS, _BATCH_BYTES // row_bytes), 1),
@@ -147,6 +157,11 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
     return pa.concat_tables(
         _encoded(side, unit, counts, partitions) for (side, unit), counts in total.totals.items()
     )
+
+
+def partitions_for(ngram_bytes: int, ranges: int) -> int:
+    """Returns the usual number of partitions of a corpus, at most one for each range."""
+    return min(ranges, max(-(-ngram_bytes // _PARTITION_BYTES), _LEAST_PARTITIONS))
 
 
 def partition_of(ngram: str, partitions: int) -> int:

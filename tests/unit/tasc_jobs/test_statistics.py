@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support import assert_self_contained, refused, write_rows
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
-from tasc_jobs.statistics.corpus_counts import count_rows, ngrams_in, partition_of
+from tasc_jobs.statistics.corpus_counts import count_rows, ngrams_in, partition_of, partitions_for
 from tasc_jobs.statistics.distribution import CURVE_POINTS, distribution
 from tasc_jobs.statistics.ngrams import MAX_BINS, PERCENTILES, NgramTotal, Units, row_lengths
 from tasc_jobs.statistics.task_statistics import file_statistics
@@ -139,6 +139,11 @@ def test_partitions_of_ngrams_are_stable_and_balanced():
     sizes = [ngrams_in(table, partition).num_rows for partition in range(8)]
     assert sum(sizes) == 10_002  # with the whole input and the whole output
     assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_number_of_partitions_grows_with_bytes_and_not_with_ranges():
+    assert [partitions_for(12 << 20, ranges) for ranges in (1, 3, 8, 250)] == [1, 3, 8, 8]
+    assert [partitions_for(size << 20, 250) for size in (512, 513, 1024, 32_000)] == [8, 9, 16, 250]
 
 
 DATA = Path(str(files("tasc_jobs.demo"))) / "data"
