@@ -42,8 +42,8 @@ class Engines:
         self.rows += len(rows)
         return [self._record(row) for row in reversed(rows)]
 
-    def close(self) -> None:
-        pass
+    def close(self) -> list[int]:
+        return []
 
     def _record(self, row: Row) -> Record:
         if row.ordinal < self.failing:
