@@ -110,12 +110,13 @@ def test_rows_of_lost_records_are_answered_again(
 def test_record_damaged_before_the_end_fails_the_job_but_keeps_the_output(
     spec: JobSpec, engines: type[Engines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damage(pool: Engines) -> None:
+    def damage(pool: Engines) -> list[int]:
         """Damages the records when all rows are answered, before the output is written."""
         (file,) = spec.folder.glob("records*")
         content = bytearray(file.read_bytes())
         content[content.index(b"\n") + 1] = 0
         file.write_bytes(content)
+        return []
 
     with monkeypatch.context() as failing:
         failing.setattr(engines, "close", damage)
