@@ -34,6 +34,7 @@ _PAUSES_S = (1.0, 4.0, 16.0, None)  # between attempts, each of which pyarrow re
 _T = TypeVar("_T")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _PATTERN = re.compile(r"[*\[]")
+_LASTING = re.compile(r"AWS Error (ACCESS_DENIED|NO_SUCH_|INVALID_|SIGNATURE_)")
 _HIDDEN = ("_", ".")  # names that no reader takes for rows, such as _SUCCESS
 
 
@@ -188,7 +189,8 @@ def told(where: str, call: Callable[..., _T], *args: Any) -> _T:
         try:
             return call(*args)
         except (OSError, pa.ArrowException, ValueError, ImportError) as error:
-            if pause is None or not isinstance(error, OSError) or error.errno:
+            lasting = not isinstance(error, OSError) or error.errno or _LASTING.search(str(error))
+            if pause is None or lasting:
                 raise FileError(f"cannot use {where}: {error}") from error
             log.warning("%s: %s; again in %g s", where, error, pause)
             time.sleep(pause)

@@ -1,102 +1,111 @@
 """Tests of batch jobs that write parts: equal answers, kills, bad input, object stores."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_jobs import ENGINE, rows
+from batch_jobs import ENGINE, record_of, rows
 
 from killable import pids
 from object_store import Endpoint, Faults, FaultyProxy, ObjectStore
-from support import read_rows, write_rows
+from support import write_rows
 from tasc_command import Command
 from tasc_jobs.batch import job
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.parts import MANIFEST, generate_parts
 from tasc_jobs.batch.places import Place
-from tasc_jobs.batch.work import JobProgress, JobReport
+from tasc_jobs.batch.work import JobChanged, JobProgress, JobReport
+from tasc_protocol import Request
+from tasc_runtime.errors import FileError
+from tasc_store import TaskStore, connect
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+TASK = "parts"
 COUNT = 400
-PART_BYTES = 2000
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Source:
-    (tmp_path / "in").mkdir()
-    write_rows(tmp_path / "in" / "a.jsonl", rows(COUNT // 2))
-    later = [{**row, "id": f"s{i}"} for i, row in enumerate(rows(COUNT // 2))]
-    write_rows(tmp_path / "in" / "b.jsonl", [*later, [1]])
-    return Source.of(tmp_path / "in")
-
-
-@pytest.fixture
-def one_file(redis_url: str, served: str, source: Source, tmp_path: Path) -> list[dict[str, Any]]:
-    """The rows of the same job with one file as its output."""
-    generate(redis_url, served, source, tmp_path / "one.jsonl", engine=ENGINE)
-    return read_rows(tmp_path / "one.jsonl")
-
-
-def parts_of(folder: Path) -> list[dict[str, Any]]:
-    return [row for part in sorted(folder.glob("part-*.jsonl")) for row in read_rows(part)]
-
-
-def test_parts_have_the_rows_of_one_file(redis_url, served, source, one_file, tmp_path) -> None:
-    out = tmp_path / "out"
-    report = generate_parts(
-        redis_url, served, source, f"{out}/", engine=ENGINE, part_bytes=PART_BYTES, actors=2
-    )
-    assert (report.rows, report.errors) == (COUNT + 1, 1)
-    assert parts_of(out) == one_file
-    print(sorted(p.name for p in out.rglob("*")), report)
-
-
-def answer(redis_url: str, task: str, source: Source, out: Path | str, **more: Any) -> JobReport:
-    given = {"engine": ENGINE, "part_bytes": PART_BYTES, **more}
-    return generate_parts(redis_url, task, source, str(out), **given)
+def answer(redis_url: str, source: Source, out: Path | str, **more: Any) -> JobReport:
+    given = {"engine": ENGINE, "part_bytes": 2000, **more}
+    return generate_parts(redis_url, TASK, source, str(out), **given)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name[0] != ".")
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    del found[MANIFEST]
+    return found
 
 
-def test_killed_engine_and_stopped_job_lose_nothing(
-    redis_url, served, source, tmp_path, monkeypatch
-) -> None:
-    answer(redis_url, served, source, tmp_path / "right")
-    right, seen = contents(tmp_path / "right"), list[int]()
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = tmp_path_factory.mktemp("in")
+    write_rows(folder / "a.jsonl", rows(COUNT // 2))
+    later = [{**row, "id": f"s{i}"} for i, row in enumerate(rows(COUNT // 2))]
+    write_rows(folder / "b.jsonl", [*later, [1]])
+    return Source.of(folder)
+
+
+@pytest.fixture(scope="module")
+def right(redis_url, ray_cluster, folder, source, tmp_path_factory) -> dict[str, bytes]:
+    """The files of a job that nothing disturbs, with the rows of a job that writes one file."""
+    with closing(connect(redis_url)) as client:
+        TaskStore(client).put(record_of(TASK, folder))
+    out = tmp_path_factory.mktemp("out")
+    generate(redis_url, TASK, source, out / "one.jsonl", engine=ENGINE)
+    report = answer(redis_url, source, out / "parts", actors=2)
+    assert (report.rows, report.errors) == (COUNT + 1, 1)
+    found = contents(out / "parts")
+    names = sorted(name for name in found if name.startswith("part-"))
+    assert len(names) > 8
+    assert b"".join(found[name] for name in names) == (out / "one.jsonl").read_bytes()
+    (refused,) = [json.loads(content) for name, content in found.items() if "_rejected" in name]
+    assert refused["reason"] == "not a JSON object"
+    return found
+
+
+def test_parts_of_a_killed_engine_are_done_by_the_next(redis_url, source, right, tmp_path) -> None:
+    seen = list[int]()
 
     def kill(found: JobProgress) -> None:
         if found.report.rows > 50 and not seen:
             seen.append(pids("ray::PartActor")[0])
             os.kill(seen[0], signal.SIGKILL)
 
-    answer(redis_url, served, source, tmp_path / "killed", progress=kill)
+    answer(redis_url, source, tmp_path / "out", progress=kill)
     assert seen
-    assert contents(tmp_path / "killed") == right
+    assert contents(tmp_path / "out") == right
 
+
+def test_stopped_job_and_lost_parts_are_resumed(
+    redis_url, source, right, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(job, "_REPORT_S", 0.0)  # else the job may end between two reports
-    out, done = tmp_path / "stopped", list[int]()
-    tell = lambda found: done.append(found.report.rows)  # noqa: E731
-    first = answer(
-        redis_url, served, source, out, progress=tell, should_stop=lambda: max(done) > 50
-    )
+    out, done = tmp_path / "out", list[int]()
+
+    def tell(found: JobProgress) -> None:
+        done.append(found.report.rows)
+
+    first = answer(redis_url, source, out, progress=tell, should_stop=lambda: max(done) > 50)
     assert first.stopped
-    again = answer(redis_url, served, source, out)
+    assert first.rows < COUNT
+    lost = max(out.glob("part-00000-*"))
+    lost.unlink()
+    again = answer(redis_url, source, out)
     assert not again.stopped
-    assert (again.resumed, again.rows) == (first.rows, COUNT + 1)
+    assert 0 < again.resumed < first.rows
+    assert again.rows == COUNT + 1
     assert contents(out) == right
-    (lost := min(out.glob("part-*"))).unlink()
-    assert answer(redis_url, served, source, out).resumed < COUNT
-    assert contents(out) == right
-    assert lost.name in right
+    assert answer(redis_url, source, out).resumed == COUNT + 1
+    with pytest.raises(JobChanged, match="seed was 0, is 1"):
+        answer(redis_url, source, out, asked=Request(seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -106,33 +115,26 @@ def store() -> Iterator[ObjectStore]:
         yield found
 
 
-def url_of(endpoint: Endpoint, bucket: str, folder: str) -> str:
-    """A URL with credentials, because the processes of Ray do not have those of this one."""
-    return endpoint.url(bucket, folder).replace("s3://", "s3://testing:testing@")
+@pytest.mark.slow("it waits between the attempts of requests")
+def test_parts_in_an_object_store_survive_its_faults(redis_url, source, store, right) -> None:
+    def place(endpoint: Endpoint, folder: str) -> str:
+        # With credentials, because the processes of Ray do not have those of this one.
+        return endpoint.url("bucket", folder).replace("s3://", "s3://testing:testing@")
 
-
-def in_bucket(store: ObjectStore, folder: str) -> dict[str, bytes]:
-    place = Place.of(url_of(store.endpoint, "bucket", folder))
-    return {name: place.read(name) for name in sorted(place.names()) if name != MANIFEST}
-
-
-def test_parts_in_an_object_store_survive_its_faults(
-    redis_url, served, source, store, tmp_path
-) -> None:
-    answer(redis_url, served, source, tmp_path / "right")
-    right = contents(tmp_path / "right")
-    rows_there = Place.of(url_of(store.endpoint, "bucket", "in"))
-    for file in (tmp_path / "in").iterdir():
+    rows_there = Place.of(place(store.endpoint, "in"))
+    for file in source.files[0].iterdir():
         rows_there.write(file.name, file.read_bytes())
-    there = Source.of(url_of(store.endpoint, "bucket", "in"))
-    answer(redis_url, served, there, url_of(store.endpoint, "bucket", "out"))
-    assert in_bucket(store, "out") == {n: c for n, c in right.items() if n != ".lock"}
     faults = Faults(error=0.1, slow_down=0.05, delay=0.05, cut_request=0.05, cut_response=0.05)
     with FaultyProxy(store.endpoint.port, faults, seed=1) as proxy:
-        through = Source.of(url_of(proxy.endpoint, "bucket", "in"))
-        answer(redis_url, served, through, url_of(proxy.endpoint, "bucket", "faulty"))
+        through = Source.of(place(proxy.endpoint, "in"))
+        answer(redis_url, through, place(proxy.endpoint, "out"))
         assert all(proxy.did[name] for name in ("error", "cut_request", "cut_response"))
-    assert in_bucket(store, "faulty") == in_bucket(store, "out")
+    out = Place.of(place(store.endpoint, "out"))
+    assert b"testing" not in out.read(MANIFEST)
+    assert {name: out.read(name) for name in out.names() - {MANIFEST}} == right
+    nowhere = store.endpoint.url("nowhere", "out")
+    with pytest.raises(FileError, match=r"cannot use s3://nowhere/out: .*NO_SUCH_BUCKET"):
+        answer(redis_url, source, nowhere.replace("s3://", "s3://testing:testing@"))
 
 
 @pytest.mark.slow("it starts an engine and Ray")
