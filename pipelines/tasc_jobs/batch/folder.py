@@ -75,17 +75,17 @@ class JobState(ABC):
     def add(self, records: Sequence[Any]) -> None:
         """Keep new records, and count them in `totals`."""
 
-    @abstractmethod
     def records(self, whole: bool = False) -> Iterator[Record]:
         """Yields the records of rows from which the output is still to be written, in order."""
+        return iter(())
 
     def begin(
         self, pins: Mapping[str, Any], record_version: int, index_version: int | None
     ) -> Begun:
         self.discard()
-        self.write_begun(Begun(dict(pins), record_version, index_version))
-        begun = self.begun()
-        assert begun is not None
+        made = Begun(dict(pins), record_version, index_version)
+        begun = read_begun(begun_line(made), self.where)  # as a resumed job reads it
+        self.write_begun(begun)
         return begun
 
     def repin(self, begun: Begun, index_version: int | None) -> Begun:

@@ -81,7 +81,8 @@ class RowAnswers:
     draft: bool
 
     def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Read]:
-        place = {"prompt": row.payload, "prompt_index": row.ordinal}
+        number = row.ordinal if row.place is None else row.place
+        place = {"prompt": row.payload, "prompt_index": number}
         # Drafts choose which unlikely labels are scored, and so would change the output's bytes.
         draft = self.draft and self.asked.scoring is None
         asked = row_request(replace(self.asked, templated=True, draft=draft, **place), row)
@@ -139,7 +140,7 @@ def generate(
     url: str,
     task: str,
     source: Source,
-    output: Path | str,
+    output: Path,
     *,
     engine: EngineSettings | None = None,
     draft: bool = True,
@@ -171,7 +172,6 @@ def generate(
         UnknownTask: The task does not exist.
         JobError: See `run_job`.
     """
-    output = Path(output)
     rejects = reject or reject_file(output)
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
@@ -190,7 +190,7 @@ def dry_run(
     url: str,
     task: str,
     source: Source,
-    output: Path | str,
+    output: Path,
     *,
     engine: EngineSettings | None = None,
     asked: Request | None = None,
@@ -206,7 +206,6 @@ def dry_run(
         FileError: The input cannot be read or has no valid row.
         JobError: No engine can be built, or none of the first rows can be answered.
     """
-    output = Path(output)
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
     return measured(spec, opened.rows(), asked)
@@ -229,7 +228,8 @@ def measured(spec: JobSpec, rows: Iterable[Row], asked: Request | None) -> DryRu
             f"none of the first {found.refused} valid rows can be answered (first: "
             f"{found.first_error}); fix the input, or name its field with --input-field"
         )
-    return DryRun(found, spec.total or 0, spec.actors, len(compared), len(compared) - len(rows))
+    total = max(spec.total or 0, len(compared))  # of JSON lines it is an estimate
+    return DryRun(found, total, spec.actors, len(compared), len(compared) - len(rows))
 
 
 def _spec(

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasc_jobs.batch.columns import OwnColumns, OwnRow, beside
-from tasc_jobs.batch.places import is_url
+from tasc_jobs.batch.places import Place, is_url
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError, require_writable
 from tasc_runtime.data.row_texts import RowTexts
@@ -145,8 +145,8 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
     for given in source.given:
         if is_url(given) or ("*" in given and not Path(given).exists()):
             raise UsageError(
-                f"--input: {given}: URLs and patterns are read for a folder of parts; end --output "
-                f"{output} with /"
+                f"--input: {Place.of(given).shown}: URLs and patterns are read for a folder of "
+                f"parts; end --output {output} with /"
             )
     try:
         for _, path in files_of(source.files):

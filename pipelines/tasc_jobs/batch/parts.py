@@ -9,18 +9,19 @@ content.
 
 import re
 import time
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-from zlib import decompressobj
+from typing import Any, Self
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,25 +33,27 @@ from tasc_jobs.batch.folder import Begun, JobState, begun_line, locked, read_beg
 from tasc_jobs.batch.generate import RowAnswers, job_spec, measured, write_files
 from tasc_jobs.batch.inputs import Source, own_columns, own_schema, row_of
 from tasc_jobs.batch.job import run
-from tasc_jobs.batch.places import FileAt, Place
+from tasc_jobs.batch.places import FileAt, Place, is_hidden
 from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import JobProgress, JobReport, PartRecord, Record, Row, Totals
 from tasc_jobs.errors import JobError, UsageError
 from tasc_protocol import Request
-from tasc_runtime.data.row_texts import RowTexts
+from tasc_runtime.data.row_texts import MESSAGES, RowTexts
 from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, read_raw_rows
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 
 PART_BYTES = 1 << 20
 MANIFEST = "_manifest.json"
+REJECTED = "_rejected"
 _LOCK = ".lock"
-_REJECTED = "_rejected"
+_OURS = re.compile(rf"({REJECTED}/)?part-\d{{7}}-\d{{15}}\.(jsonl|parquet)")
 _PLANNERS = 16  # threads that read the beginnings and the footers of files
 _SAVE_S, _SAVE_SHARE = 5.0, 20  # seconds between two writes of the manifest; more if it is large
 _WORK_S = 1.0  # maximum time of a call, after which the numbers of finished rows are returned
 _SAMPLED_BYTES = 1 << 16
-_MOST_DEFLATED = 1100  # bytes of which a byte of a gzip file can be made
+_MOST_ROWS = 1 << 14  # of a part of a Parquet file, whose bytes say little if rows repeat
+_MOST_GZIP_BYTES = 16 << 20  # of a gzip file, which is one part
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,6 @@ class Part:
         ordinal: Index of the part.
         name: Name of its file, without the suffix.
         begin, end: The range in the file, see `read_raw_rows`.
-        base: Number that makes the ordinals of its rows differ from those of all other parts.
     """
 
     ordinal: int
@@ -69,7 +71,6 @@ class Part:
     file: FileAt
     begin: int
     end: int
-    base: int
 
 
 @dataclass(frozen=True)
@@ -95,37 +96,47 @@ class PartWork:
         Raises:
             FileError: The file cannot be read, or it has changed.
         """
-        read = partial(
-            read_raw_rows,
-            Path(part.file.path),
-            (self.source.input_field, self.source.id_field),
-            keep=self.source.keep_columns,
-            between=(part.begin, part.end),
-        )
-        return part.file.read(lambda opened: list(read(opened=opened)))
+        path = Path(part.file.path)
+        by_path = part.file.is_local and path.suffix == ".parquet"  # damage is told apart there
 
-    def rows(self, part: Part, raw: Iterable[RawRow]) -> Iterator[Row]:
-        """Yields the rows of a part. Ids are not compared with those of other rows."""
+        def read(opened: Any) -> list[RawRow]:
+            found = read_raw_rows(
+                path,
+                (self.source.input_field, self.source.id_field),
+                keep=self.source.keep_columns,
+                opened=None if by_path else opened,
+                between=(part.begin, part.end),
+            )
+            return list(found)
+
+        return part.file.read(read)
+
+    def rows(self, part: Part, raw: Iterable[RawRow], first: int = 0) -> Iterator[Row]:
+        """Yields the rows of a part with ordinals from ``first``.
+
+        Ids are not compared. The random numbers of a row depend on its id.
+        """
         fields = self.source.input_field, self.source.id_field
         file, texts = part.file.name, RowTexts(part.file.name)
         if part.begin and not file.endswith(".parquet"):  # its lines count from its beginning
             file = f"{file}@{part.begin}"
-        for record in raw:
-            yield row_of(record, part.base + record.line, file, texts, *fields)
+        for ordinal, record in enumerate(raw, first):
+            row = row_of(record, ordinal, file, texts, *fields)
+            yield replace(row, place=crc32(row.id.encode()))
 
-    def write(
-        self, part: Part, raw: Sequence[RawRow], records: Sequence[Record], columns: Any
-    ) -> None:
+    def write(self, opened: "_Open", columns: pa.Schema) -> None:
         """Writes the answers and the rejected rows of a part."""
-        own, in_order = None, sorted(records, key=lambda record: record.ordinal)
+        own, name = None, opened.part.name
         if self.source.keep_columns:
-            own_rows = partial(own_columns, raw, self.source.id_field)
+            own_rows = partial(own_columns, opened.raw, self.source.id_field)
             own = OwnColumns(own_rows, lambda: True, self.own)
         with TemporaryDirectory() as folder:
-            output, reject = Path(folder, part.name + self.suffix), Path(folder, "rejected")
-            write_files(output, reject, in_order, True, columns=columns, own=own)
+            output, reject = Path(folder, name + self.suffix), Path(folder, REJECTED, name)
+            reject.parent.mkdir()
+            records = sorted(opened.records, key=lambda record: record.ordinal)
+            write_files(output, reject, records, True, columns=columns, own=own)
             if reject.exists():
-                self.place.write(f"{_REJECTED}/{part.name}.jsonl", reject.read_bytes())
+                self.place.write(f"{REJECTED}/{name}.jsonl", reject.read_bytes())
             self.place.write(output.name, output.read_bytes())
 
 
@@ -133,7 +144,8 @@ class PartWork:
 class PartSpec(EngineSpec):
     """The arguments from which an actor builds its engine, and answers parts."""
 
-    parts: PartWork
+    strategy: RowAnswers
+    parts: PartWork = field(kw_only=True)
 
     @property
     def actor(self) -> type[EngineActor]:
@@ -146,44 +158,56 @@ class PartSpec(EngineSpec):
 
 @dataclass
 class _Open:
-    """A part whose rows are being answered."""
+    """A part whose rows are being answered.
+
+    Attributes:
+        told: How many finished rows were reported.
+        first: The first row without an answer.
+    """
 
     part: Part
     raw: list[RawRow]
     records: list[Record] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
     told: int = 0
+    first: Record | None = None
     written: Future[None] | None = None
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self.totals.add(record)
+        if record.error and (self.first is None or record.ordinal < self.first.ordinal):
+            self.first = record
 
     def report(self, is_whole: bool) -> PartRecord:
         self.told = len(self.records)
-        totals = Totals()
-        for record in self.records:
-            totals.add(record)
-        failed = [record for record in self.records if record.error is not None]
-        first = min(failed, key=lambda record: record.ordinal, default=None)
-        error = None if first is None else f"row {first.id}: {first.error}"
-        report = replace(totals.report(0), first_error=error)
-        return PartRecord(self.part.ordinal, self.part.name, report, is_whole)
+        error = f"row {self.first.id}: {self.first.error}" if self.first else None
+        report = replace(self.totals.report(0), first_error=error)
+        return PartRecord(self.part.ordinal, report, is_whole)
 
 
 class PartActor(EngineActor):
     """One engine that answers the rows of parts, and writes the parts.
 
     The rows of a part follow the last rows of the part before at once, so that the engine stays
-    full. A thread writes finished parts meanwhile.
+    full. Threads read the next part and write finished parts meanwhile.
     """
 
     _spec: PartSpec
 
     def load(self) -> None:
         builder, strategy = self._built(), self._spec.strategy
-        self._answering = Answering(builder, strategy)
         may_copy = strategy.is_repeatable(builder.record)
-        self._repeats = Repeats(self._spec.parts.dedupe_bytes if may_copy else 0)
-        self._open = dict[int, _Open]()
+        self.begin(Answering(builder, strategy), self._spec.parts.dedupe_bytes if may_copy else 0)
+
+    def begin(self, answering: Answering, dedupe_bytes: int) -> None:
+        self._answering, self._repeats = answering, Repeats(dedupe_bytes)
+        self._reading = deque[tuple[Part, Future[list[RawRow]]]]()
+        self._open = list[_Open]()
         self._rows = dict[int, tuple[Row, _Open]]()
         self._todo = deque[Row]()
-        self._writer = ThreadPoolExecutor(1)
+        self._files = ThreadPoolExecutor(2)
+        self._next = 0
 
     def work(self, parts: Sequence[Part]) -> list[PartRecord]:  # type: ignore[override]
         """Answer rows for about a second.
@@ -194,37 +218,44 @@ class PartActor(EngineActor):
         Raises:
             FileError: The input cannot be read, it has changed, or a part cannot be written.
         """
-        for part in parts:
-            self._begin(part)
+        raw_rows = self._spec.parts.raw_rows
+        self._reading.extend((part, self._files.submit(raw_rows, part)) for part in parts)
         end, most = time.monotonic() + _WORK_S, HANDFULS * self._spec.settings.rows
-        while self._rows and time.monotonic() < end:
+        while time.monotonic() < end:
+            while self._reading and (self._reading[0][1].done() or not self._rows):
+                part, read = self._reading.popleft()
+                self._begin(part, read.result())
+            if not self._rows or (parts and not self._todo and not self._reading):
+                break  # the next call may bring more rows, which the engine has room for
             rows = [self._todo.popleft() for _ in range(min(most, len(self._todo)))]
             self._keep(self._answering.work(rows))
-        if not self._rows:
-            wait([each.written for each in self._open.values() if each.written], _WORK_S)
-        found = list[PartRecord]()
-        for each in list(self._open.values()):
+        if not (self._rows or parts):
+            wait([each.written for each in self._open if each.written], _WORK_S)
+        found, still = list[PartRecord](), list[_Open]()
+        for each in self._open:
             is_whole = each.written is not None and each.written.done()
             if each.written and is_whole:
                 each.written.result()
-                del self._open[each.part.ordinal]
+            else:
+                still.append(each)
             if is_whole or each.told < len(each.records):
                 found.append(each.report(is_whole))
+        self._open = still
         return found
 
-    def _begin(self, part: Part) -> None:
-        raw = self._spec.parts.raw_rows(part)
-        opened = self._open[part.ordinal] = _Open(part, raw)
-        refused = list[Record]()
-        for row in self._spec.parts.rows(part, raw):
+    def _begin(self, part: Part, raw: list[RawRow]) -> None:
+        opened, refused = _Open(part, raw), list[Record]()
+        self._open.append(opened)
+        for row in self._spec.parts.rows(part, raw, self._next):
             self._rows[row.ordinal] = row, opened
             if row.refused:
                 refused.append(Record.of(row, None, row.refused))
             elif not self._repeats.add(row):
                 self._todo.append(row)
+        self._next += len(raw)
         self._keep(refused)
         if not raw:
-            opened.written = self._writer.submit(self._write, opened)
+            self._write(opened)
 
     def _keep(self, records: Sequence[Record]) -> None:
         """Keeps finished rows, and the rows that repeat them."""
@@ -234,13 +265,13 @@ class PartActor(EngineActor):
                 self._todo.extend(self._repeats.finish(row, record))
         for record in chain(records, self._repeats.copies()):
             _, opened = self._rows.pop(record.ordinal)
-            opened.records.append(record)
+            opened.add(record)
             if len(opened.records) == len(opened.raw):
-                opened.written = self._writer.submit(self._write, opened)
+                self._write(opened)
 
     def _write(self, opened: _Open) -> None:
-        columns = self._spec.strategy.columns  # type: ignore[attr-defined]
-        self._spec.parts.write(opened.part, opened.raw, opened.records, columns)
+        write, columns = self._spec.parts.write, self._spec.strategy.columns
+        opened.written = self._files.submit(write, opened, columns)
 
 
 class Parts(JobState):
@@ -275,20 +306,18 @@ class Parts(JobState):
         lock = locked(Path(place.path, _LOCK), place.shown) if place.is_local else nullcontext()
         with lock:
             made = cls(place, parts, suffix)
+            place.delete(name for name in place.names() if name.endswith(".partial"))
             try:
                 yield made
             finally:
                 if not made._is_saved:
-                    made._save()
+                    with suppress(FileError):  # the next run does the parts again
+                        made._save()
 
     def begun(self) -> Begun | None:
-        content, names = self._place.read(MANIFEST), self._place.names() - {_LOCK}
+        content, names = self._place.read(MANIFEST), self._place.names()
         if content is None:
-            if names:
-                raise JobError(
-                    f"{self.where} has files of something else, such as {min(names)}; name an "
-                    "empty folder"
-                )
+            self._require_none(name for name in names if not is_hidden(name))
             return None
         begun = read_begun(content, f"{self.where}/{MANIFEST}")
         kept = {name: each for name, each in begun.parts.items() if name + self._suffix in names}
@@ -303,24 +332,26 @@ class Parts(JobState):
     def discard(self) -> None:
         if self._place.read(MANIFEST) is None:
             return
-        ours = re.compile(rf"({_REJECTED}/)?part-\d{{5}}-\d{{15}}\.(jsonl|parquet)")
-        self._place.delete(name for name in self._place.names() if ours.fullmatch(name))
-        self._place.delete([MANIFEST])
+        names = self._place.names()
+        ours = {name for name in names if _OURS.fullmatch(name)}
+        self._require_none(name for name in names - ours if not is_hidden(name))
+        self._place.delete([*sorted(ours), MANIFEST])
 
-    @contextmanager
-    def resumed(self) -> Iterator["Parts"]:
+    def _require_none(self, names: Iterable[str]) -> None:
+        if name := min((name for name in names if name.endswith(SUFFIXES)), default=None):
+            raise JobError(f"{self.where} has other rows, such as {name}; name an empty folder")
+
+    def resumed(self) -> Self:
         """Queue the parts that are not finished."""
         assert self._begun is not None
-        reports = self._begun.parts
         for part in self._parts:
-            if report := reports.get(part.name):
-                record = PartRecord(part.ordinal, part.name, JobReport(**report), True)
-                self._whole.add_part(record)
+            if report := self._begun.parts.get(part.name):
+                self._whole.add_part(PartRecord(part.ordinal, JobReport(**report), True))
             else:
                 self._todo.append(part.ordinal)
         self._unfinished = set(self._todo)
         self._sum()
-        yield self
+        return self
 
     @property
     def empty(self) -> bool:
@@ -346,19 +377,15 @@ class Parts(JobState):
     def add(self, records: Sequence[PartRecord]) -> None:
         assert self._begun is not None
         for record in records:
+            self._running[record.ordinal] = record
             if record.is_whole:
-                self._running.pop(record.ordinal, None)
+                del self._running[record.ordinal]
                 self._whole.add_part(record)
-                self._begun.parts[record.name] = asdict(record.report)
+                self._begun.parts[self._parts[record.ordinal].name] = asdict(record.report)
                 self._is_saved = False
-            else:
-                self._running[record.ordinal] = record
         self._sum()
         if not self._is_saved and time.monotonic() >= self._save_at:
             self._save()
-
-    def records(self, whole: bool = False) -> Iterator[Record]:
-        return iter(())
 
     def _sum(self) -> None:
         self.totals = copy(self._whole)
@@ -375,7 +402,7 @@ class Parts(JobState):
 
 @dataclass(frozen=True)
 class Plan:
-    """The parts of an input.
+    """The parts of an input, and the folder of the output.
 
     Attributes:
         suffix: Suffix of the parts.
@@ -384,46 +411,67 @@ class Plan:
         pins: The input's fingerprint as JSON values.
     """
 
+    place: Place
+    source: Source
     parts: list[Part]
     suffix: str
     own: pa.Schema | None
     total: int
     pins: Any
 
-    @property
-    def found(self) -> tuple[Any, int]:
-        return self.pins, self.total
-
     @classmethod
-    def of(cls, source: Source, part_bytes: int = PART_BYTES, form: str | None = None) -> "Plan":
+    def of(
+        cls, source: Source, output: str, part_bytes: int | None = None, form: str | None = None
+    ) -> "Plan":
         """Cut an input into parts of about ``part_bytes``; reads the beginning of each file.
 
         Raises:
             FileError: A file cannot be read or is not of the type that its suffix names, there are
                 no rows, or columns that are kept have other types in another file.
-            UsageError: A corpus is given, two files have the same name, or columns are to be kept
-                whose types for Parquet are not known.
+            UsageError: A corpus is given, a file is given twice, or columns are to be kept whose
+                types for Parquet are not known.
         """
         if source.is_corpus:
             raise UsageError("--input: a corpus has no parts; write its answers to one file")
-        files = [file for given in source.given for file in Place.of(given).files(SUFFIXES)]
-        names = Counter(file.name for file in files)
-        if double := next((name for name, count in names.items() if count > 1), None):
-            raise UsageError(f"--input: {double} is given twice; name each file once")
+        place, part_bytes = Place.of(output), part_bytes or PART_BYTES
+        files = _files(source, place)
         with ThreadPoolExecutor(_PLANNERS) as pool:
             looks = list(pool.map(partial(_look, source, part_bytes), files))
-        parts, base = list[Part](), 0
+        parts, total = list[Part](), sum(look.rows for look in looks)
         for number, (file, look) in enumerate(zip(files, looks, strict=True)):
             for begin, end in look.ranges:
-                name = f"part-{number:05}-{begin:015}"
-                parts.append(Part(len(parts), name, file, begin, end, base + begin))
-            base += look.places
-        if not (total := sum(look.rows for look in looks)):
+                name = f"part-{number:07}-{begin:015}"
+                parts.append(Part(len(parts), name, file, begin, end))
+        if not total:
             raise FileError(f"{files[0].name} has no rows; there is nothing to generate")
         suffix = f".{form}" if form else ".parquet" if looks[0].schema else ".jsonl"
         own = _own_schema(source, [look.schema for look in looks]) if suffix == ".parquet" else None
-        listed = [[file.name, file.size, file.mtime_ns] for file in files]
-        return cls(parts, suffix, own, total, {"files": listed, "bytes": part_bytes, "to": suffix})
+        listed = [[file.name, file.size, file.changed] for file in files]
+        pins = {"files": listed, "bytes": part_bytes, "to": suffix}
+        return cls(place, source, parts, suffix, own, total, pins)
+
+    def work(self, dedupe_bytes: int = 0) -> PartWork:
+        return PartWork(self.place, self.source, self.suffix, self.own, dedupe_bytes)
+
+
+def _files(source: Source, place: Place) -> list[FileAt]:
+    """Returns the files of an input, without those in the folder of the output."""
+    inside = f"{place.path}/"
+    files = [
+        file
+        for given in source.given
+        for file in Place.of(given).files(SUFFIXES)
+        if file.filesystem != place.filesystem or not file.path.startswith(inside)
+    ]
+    if not files:
+        raise UsageError(f"--output: {place.shown} is the input; name another folder")
+    found = dict[Any, str]()
+    for file in files:
+        if file.key in found:
+            raise UsageError(f"--input: {file.name} is also {found[file.key]}; name each file once")
+        found[file.key] = file.name
+    names = Counter(file.name for file in files)
+    return [replace(file, name=file.path) if names[file.name] > 1 else file for file in files]
 
 
 @dataclass(frozen=True)
@@ -433,42 +481,62 @@ class _Look:
     Attributes:
         ranges: Its parts.
         rows: Number of its rows, or an estimate.
-        places: An upper limit of its rows and of the positions at which its parts begin.
         schema: The types of its columns, if it is a Parquet file.
     """
 
     ranges: list[tuple[int, int]]
     rows: int
-    places: int
     schema: pa.Schema | None = None
 
 
 def _look(source: Source, part_bytes: int, file: FileAt) -> _Look:
-    path, used = Path(file.path), {source.input_field, source.id_field}
-    file.read(lambda opened: check_file(path, (source.input_field,), opened))
+    path = Path(file.path)
+
+    def look(opened: Any) -> Any:
+        check_file(path, (source.input_field,), opened)
+        if path.suffix == ".parquet":
+            return pq.read_metadata(opened)
+        return opened.read_at(min(_SAMPLED_BYTES, file.size), 0)
+
+    found = file.read(look)
     if path.suffix == ".parquet":
-        found = file.read(pq.read_metadata)
-        size = sum(
-            column.total_uncompressed_size
-            for group in map(found.row_group, range(found.num_row_groups))
-            for column in map(group.column, range(group.num_columns))
-            if source.keep_columns or column.path_in_schema.partition(".")[0] in used
-        )
-        rows = found.num_rows
-        step = max(1, part_bytes * rows // max(1, size))
-        ranges = [(at, min(at + step, rows)) for at in range(0, rows, step)]
-        return _Look(ranges, rows, rows, found.schema.to_arrow_schema().remove_metadata())
-    sample = file.read(lambda opened: opened.read_at(min(_SAMPLED_BYTES, file.size), 0))
-    lines, step, longest = sample, part_bytes, 1
+        ranges = _row_ranges(found, source, part_bytes)
+        return _Look(ranges, found.num_rows, found.schema.to_arrow_schema().remove_metadata())
+    lines, step = found, part_bytes
     if path.suffix == ".gz":
-        lines, step, longest = (
-            decompressobj(31).decompress(sample),
-            max(1, file.size),
-            _MOST_DEFLATED,
-        )
-    estimate = file.size * max(1, lines.count(b"\n")) // max(1, len(sample))
-    ranges = [(at, min(at + step, file.size)) for at in range(0, file.size, step)]
-    return _Look(ranges, estimate, file.size * longest)
+        if file.size > _MOST_GZIP_BYTES:
+            raise FileError(
+                f"{file.name} has {file.size} bytes, and a gzip file of more than "
+                f"{_MOST_GZIP_BYTES} cannot be a part; decompress it, or split it"
+            )
+        step = max(1, file.size)
+        with suppress(zlib.error):  # damage is told when its rows are read
+            lines = zlib.decompressobj(31).decompress(found)
+    estimate = file.size * max(1, lines.count(b"\n")) // max(1, len(found))
+    return _Look([(at, min(at + step, file.size)) for at in range(0, file.size, step)], estimate)
+
+
+def _row_ranges(found: Any, source: Source, part_bytes: int) -> list[tuple[int, int]]:
+    """Returns ranges of rows of a Parquet file; small row groups are joined, large ones are cut."""
+    used = {source.input_field, source.id_field, MESSAGES}
+    groups = list(map(found.row_group, range(found.num_row_groups)))
+    size = sum(
+        column.total_uncompressed_size
+        for group in groups
+        for column in map(group.column, range(group.num_columns))
+        if source.keep_columns or {(path := column.path_in_schema), path.partition(".")[0]} & used
+    )
+    step = max(1, min(_MOST_ROWS, part_bytes * found.num_rows // max(1, size)))
+    ranges, begin, end = list[tuple[int, int]](), 0, 0
+    for group in groups:
+        if end + group.num_rows - begin > step:
+            ranges.append((begin, end))
+            begin = end
+        end += group.num_rows
+        cuts = range(begin, end, step)[:-1] if end - begin > step else ()
+        ranges += [(at, at + step) for at in cuts]
+        begin += step * len(cuts)
+    return [(first, last) for first, last in [*ranges, (begin, end)] if first < last]
 
 
 def _own_schema(source: Source, schemas: Sequence[pa.Schema | None]) -> pa.Schema | None:
@@ -489,11 +557,8 @@ def _own_schema(source: Source, schemas: Sequence[pa.Schema | None]) -> pa.Schem
 def generate_parts(
     url: str,
     task: str,
-    source: Source,
-    output: str,
+    plan: Plan,
     *,
-    part_bytes: int = PART_BYTES,
-    form: str | None = None,
     engine: EngineSettings | None = None,
     draft: bool = True,
     asked: Request | None = None,
@@ -501,33 +566,28 @@ def generate_parts(
     progress: Callable[[JobProgress], None] = lambda progress: None,
     **job: Any,
 ) -> JobReport:
-    """Write the answers to the valid rows of ``source`` as parts to a folder.
+    """Write the answers to the valid rows of an input as parts to a folder.
 
     The same call resumes an interrupted job. Rejected rows are in the folder ``_rejected``.
 
     Args:
-        source: Paths and URLs of files, of folders with files at any depth, and patterns.
-        output: Path or URL of the folder. On a disk, all nodes must share it.
-        part_bytes: Approximate bytes of input of a part.
-        form: ``jsonl`` or ``parquet``; None: that of the first file.
-        engine, draft, asked, job: See `generate`. Random numbers depend on the place of a row in
-            the files, not on its number.
+        plan: Names paths and URLs of files, of folders with files at any depth, and patterns. If
+            the output is on a disk, all nodes must share it.
+        engine, draft, asked, job: See `generate`.
 
     Raises:
-        FileError, UsageError: See `Plan.of`.
         UnknownTask: The task does not exist.
-        JobError: The folder has files of something else. See also `run_job`.
+        JobError: The folder has other rows. See also `run_job`.
     """
-    place, plan = Place.of(output), Plan.of(source, part_bytes, form)
     asked = asked or Request()
-    spec = job_spec(url, task, source, Path(place.path), plan.found, engine, draft, asked, job)
-    work = PartWork(place, source, plan.suffix, plan.own, spec.dedupe_bytes)
+    folder, found = Path(plan.place.path), (plan.pins, plan.total)
+    spec = job_spec(url, task, plan.source, folder, found, engine, draft, asked, job)
     return run(
         spec,
-        Parts.held(place, plan.parts, plan.suffix),
-        lambda state, dedupe_bytes: state.resumed(),
+        Parts.held(plan.place, plan.parts, plan.suffix),
+        lambda state, dedupe_bytes: nullcontext(state.resumed()),
         RowAnswers(asked, draft),
-        partial(PartSpec, parts=work),
+        partial(PartSpec, parts=plan.work(spec.dedupe_bytes)),
         lambda records, whole: None,
         should_stop=should_stop,
         progress=progress,
@@ -537,18 +597,15 @@ def generate_parts(
 def dry_run(
     url: str,
     task: str,
-    source: Source,
-    output: str,
+    plan: Plan,
     *,
-    part_bytes: int = PART_BYTES,
-    form: str | None = None,
     engine: EngineSettings | None = None,
     asked: Request | None = None,
     **job: Any,
 ) -> DryRun:
     """Measure the time of the first rows with and without drafts; see `generate.dry_run`."""
-    place, plan = Place.of(output), Plan.of(source, part_bytes, form)
-    spec = job_spec(url, task, source, Path(place.path), plan.found, engine, True, asked, job)
-    work = PartWork(place, source, plan.suffix)
+    folder, found = Path(plan.place.path), (plan.pins, plan.total)
+    spec = job_spec(url, task, plan.source, folder, found, engine, True, asked, job)
+    work = plan.work()
     rows = (row for part in plan.parts for row in work.rows(part, work.raw_rows(part)))
     return measured(spec, rows, asked)

@@ -66,6 +66,7 @@ class Row:
         line: Line number in its file, from 1.
         file: Name of its file, if there are several.
         refused: Reason why the line is invalid; such a row is not sent to an engine.
+        place: Number of the row's random numbers, below 2**32; None means the ordinal.
     """
 
     ordinal: int
@@ -74,6 +75,7 @@ class Row:
     line: int
     file: str | None = None
     refused: str | None = None
+    place: int | None = None
 
 
 Read: TypeAlias = "tuple[Request, Request]"
@@ -174,7 +176,6 @@ class PartRecord:
     """
 
     ordinal: int
-    name: str
     report: JobReport
     is_whole: bool
 

@@ -57,7 +57,10 @@ Format = Annotated[
     typer.Option("--format", help="Format of parts.", show_default="that of the input"),
 ]
 PartBytes = Annotated[
-    int, typer.Option(min=1, help="Approximate size of the input of a part, in bytes.")
+    int | None,
+    typer.Option(
+        min=1, help="Approximate size of the input of a part, in bytes.", show_default="1048576"
+    ),
 ]
 Reject = Annotated[
     Path | None,
@@ -149,7 +152,7 @@ def generate(
     source: Input,
     output: Output,
     form: Format = None,
-    part_bytes: PartBytes = 1 << 20,
+    part_bytes: PartBytes = None,
     reject: Reject = None,
     max_errors: MaxErrors = None,
     dry_run: DryRun = False,
@@ -192,17 +195,22 @@ def generate(
     from tasc_jobs.batch.places import is_folder
 
     given = Source(tuple(source), input_field, id_field, keep_columns)
-    rejects: Path | str = reject or reject_file(Path(output))
-    if as_parts := is_folder(output):
-        rejects = f"{output.rstrip('/')}/_rejected"
-        if reject:
-            raise UsageError(f"--reject: rejected rows of parts are written to {rejects}; drop it")
-    elif form:
-        raise UsageError(f"--format is for parts; end --output {output} with / to write them")
-    else:
-        check_places(given, Path(output), Path(rejects))
     require_files(answers.choices, answers.schema)
-    _check_report(report, *source, output, rejects, answers.choices, answers.schema)
+    plan, rejects = None, reject or reject_file(Path(output))
+    if is_folder(output):
+        if reject:
+            raise UsageError("--reject: rejected rows of parts are in OUTPUT/_rejected; drop it")
+        from tasc_jobs.batch.parts import Plan
+
+        plan = Plan.of(given, output, part_bytes, form)
+        _check_report(report, answers.choices, answers.schema)
+    elif form or part_bytes:
+        raise UsageError(
+            f"--format and --part-bytes are for parts; end --output {output} with / to write them"
+        )
+    else:
+        check_places(given, Path(output), rejects)
+        _check_report(report, *source, output, rejects, answers.choices, answers.schema)
     if probabilities:
         _require_scoring(logprobs, dry_run, pool)
     with store.open(task) as url:
@@ -236,22 +244,21 @@ def generate(
             from tasc_jobs.batch import parts
             from tasc_jobs.batch.cost import Meter
 
-            if as_parts:
-                job |= {"form": form, "part_bytes": part_bytes}
-            else:
-                job |= {"reject": Path(rejects)}
+            place: tuple[Any, ...] = (plan,) if plan else (given, Path(output))
+            job |= {} if plan else {"reject": rejects}
             if dry_run:
-                dry = parts.dry_run if as_parts else jobs.dry_run
-                found = replace(dry(url, task, given, output, **job), price_per_hour=price_per_hour)
+                dry = parts.dry_run if plan else jobs.dry_run
+                found = replace(dry(url, task, *place, **job), price_per_hour=price_per_hour)
                 _show(found.page(task), found.as_json, report, as_json)
                 return
             with show_progress("answer", None) as bar:
                 shown = jobs.BatchProgress(bar, Meter(price_per_hour))
-                answer = parts.generate_parts if as_parts else jobs.generate
-                done = answer(url, task, given, output, draft=draft, progress=shown, **job)
+                answer = parts.generate_parts if plan else jobs.generate
+                done = answer(url, task, *place, draft=draft, progress=shown, **job)
     if done.repeats and not dedupe:
         note(f"--no-dedupe: an earlier start copied {done.repeats} answers; they are the same")
-    content, text = _results(done, shown.meter, str(rejects))
+    where = f"{plan.place.shown}/_rejected" if plan else str(rejects)
+    content, text = _results(done, shown.meter, where)
     _show(shown.meter.page(task, *text.splitlines()), content, report, as_json)
 
 

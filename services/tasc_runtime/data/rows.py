@@ -117,6 +117,8 @@ def check_file(path: Path, columns: Sequence[str] = (), opened: Any = None) -> N
             return
         names = pq.read_schema(opened or path).names
     except (*_DAMAGED_GZIP, *_DAMAGED_PARQUET) as error:
+        if opened is not None and isinstance(error, OSError):
+            raise  # it may be the connection
         raise FileError(f"cannot read rows from {path}: {error}") from error
     missing = [column for column in columns if column not in names]
     if missing and MESSAGES not in names:
@@ -445,7 +447,7 @@ def _open(
     if opened is None:
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
     if path.suffix == ".gz":
-        return gzip.open(io.BufferedReader(opened, _BLOCK_BYTES), "rb")
+        return gzip.open(io.BufferedReader(opened.get_stream(0, opened.size()), _BLOCK_BYTES), "rb")
     begin, end = (_line_start(opened, at) for at in between)
     # An object store gets one request for each block.
     return io.BufferedReader(opened.get_stream(begin, end - begin), _BLOCK_BYTES)

@@ -20,7 +20,7 @@ from tasc_command import Command
 from tasc_jobs.batch import job
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
-from tasc_jobs.batch.parts import MANIFEST, generate_parts
+from tasc_jobs.batch.parts import MANIFEST, Plan, generate_parts
 from tasc_jobs.batch.places import Place
 from tasc_jobs.batch.work import JobChanged, JobProgress, JobReport
 from tasc_protocol import Request
@@ -33,8 +33,7 @@ COUNT = 400
 
 
 def answer(redis_url: str, source: Source, out: Path | str, **more: Any) -> JobReport:
-    given = {"engine": ENGINE, "part_bytes": 2000, **more}
-    return generate_parts(redis_url, TASK, source, str(out), **given)
+    return generate_parts(redis_url, TASK, Plan.of(source, str(out), 2000), engine=ENGINE, **more)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -96,7 +95,7 @@ def test_stopped_job_and_lost_parts_are_resumed(
     first = answer(redis_url, source, out, progress=tell, should_stop=lambda: max(done) > 50)
     assert first.stopped
     assert first.rows < COUNT
-    lost = max(out.glob("part-00000-*"))
+    lost = max(out.glob("part-0000000-*"))
     lost.unlink()
     again = answer(redis_url, source, out)
     assert not again.stopped
