@@ -117,7 +117,7 @@ def check_file(path: Path, columns: Sequence[str] = (), opened: Any = None) -> N
             return
         names = pq.read_schema(opened or path).names
     except (*_DAMAGED_GZIP, *_DAMAGED_PARQUET) as error:
-        if opened is not None and isinstance(error, OSError):
+        if opened is not None and type(error) is OSError:
             raise  # it may be the connection
         raise FileError(f"cannot read rows from {path}: {error}") from error
     missing = [column for column in columns if column not in names]

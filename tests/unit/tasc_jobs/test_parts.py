@@ -109,9 +109,13 @@ def test_bad_input_is_refused_with_a_reason(tmp_path: Path) -> None:
     refused(FileError, "no column 'text'", tmp_path / "p", input_field="text")
     pq.write_table(pa.table({"input": ["a"], "n": ["x"]}), tmp_path / "p" / "2.parquet")
     refused(FileError, "columns of different types", tmp_path / "p", keep_columns=True)
-    with (tmp_path / "b.jsonl.gz").open("wb") as file:
+    zipped = tmp_path / "b.jsonl.gz"
+    zipped.write_bytes(b"zeros")
+    refused(FileError, "b.jsonl.gz: Not a gzipped file", zipped)
+    zipped.write_bytes(gzip.compress(b'{"input": "a"}\n'))
+    with zipped.open("ab") as file:
         file.truncate((16 << 20) + 1)
-    refused(FileError, "b.jsonl.gz", tmp_path / "b.jsonl.gz")
+    refused(FileError, "b.jsonl.gz has 16777217 bytes, .*decompress it, or split it", zipped)
     secret = "s3://KEY:SECRET@bucket/a b"
     with pytest.raises(FileError, match="a URL of s3 cannot be read; encode") as told:
         Place.of(secret)
