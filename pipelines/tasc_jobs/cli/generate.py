@@ -184,9 +184,9 @@ def generate(
     the folder OUTPUT.job. A changed input or other settings are refused without --restart.
 
     Parts are for large inputs and object stores. Each part has the answers to about --part-bytes
-    of the input, and OUTPUT/_manifest.json has the job's state and lists the finished ones. A row without an id gets the
-    name of its file and its number; in a later part of JSON lines, the part's first byte comes
-    between them, and lines count from there. Ids of parts are not compared.
+    of the input. OUTPUT/_manifest.json has the job's state and lists the finished parts. A row
+    without an id gets the name of its file and its number; in a later part of JSON lines, the
+    part's first byte comes between them, and lines count from there. Ids of parts are not compared.
 
     A report has the speed over time and the cost. It is also written as JSON, to FILE.json beside
     FILE.html.
