@@ -306,7 +306,8 @@ class Parts(JobState):
         lock = locked(Path(place.path, _LOCK), place.shown) if place.is_local else nullcontext()
         with lock:
             made = cls(place, parts, suffix)
-            place.delete(name for name in place.names() if name.endswith(".partial"))
+            left = (name for name in place.names() if name.endswith(".partial"))
+            place.delete(name for name in left if is_hidden(name))
             try:
                 yield made
             finally:
