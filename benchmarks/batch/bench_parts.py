@@ -498,12 +498,12 @@ def runs(pid: int) -> bool:
 class Nodes:
     """Two nodes of Ray on this machine with a logical CPU each; the second can be killed."""
 
-    def __init__(self, folder: Path, redis_down_s: float) -> None:
+    def __init__(self, redis_down_s: float) -> None:
         from ray.cluster_utils import Cluster
 
         self.redis_down_s = redis_down_s
         args: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
-        head = {**args, "include_dashboard": False, "temp_dir": str(folder)}
+        head = {**args, "include_dashboard": False}
         self._args, self.cluster = args, Cluster(initialize_head=True, head_node_args=head)
         self._node = self.cluster.add_node(**args)
 
@@ -529,9 +529,9 @@ def kills(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
 
         server = RedisServer(folder / "redis")
         stack.callback(server.kill)
-        # Its sockets need a short path.
         of_ray = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-        nodes = Nodes(Path(stack.enter_context(of_ray)), options.redis_down)
+        os.environ["RAY_TMPDIR"] = stack.enter_context(of_ray)  # short, for the paths of sockets
+        nodes = Nodes(options.redis_down)
         stack.callback(nodes.cluster.shutdown)
         os.environ["RAY_ADDRESS"] = nodes.cluster.address
         work = prepare(server.url, folder, options.kill_rows, tiny=options.tiny)
@@ -563,7 +563,8 @@ def kills(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
         harmed.whole()
         seconds["disturbed"] = time.monotonic() - began
         identical = contents(alone.output) == contents(harmed.output)
-        ids = Counter(row["id"] for row in answers_of(harmed.output))
+        rejected = list(answers_of(harmed.output / "_rejected"))
+        ids = Counter(row["id"] for row in (*answers_of(harmed.output), *rejected))
         parts = alone.parts
     missing = len({f"{number:06}" for number in range(options.kill_rows)} - ids.keys())
     doubled = sum(count > 1 for count in ids.values())
@@ -577,7 +578,10 @@ def kills(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
     )
     shown = sum(hit.shown for hit in harmed.hits)
     same = "equal byte for byte" if identical else "DIFFERENT"
-    print(f"kills: outputs {same}; {missing} ids missing, {doubled} doubled")
+    print(
+        f"kills: outputs {same}; {missing} ids missing, {doubled} doubled; {len(rejected)} rows "
+        "rejected"
+    )
     figures = [
         Figure("faults that happened", shown, "", len(options.faults)),
         Figure("ids missing or doubled", missing + doubled, "", 0, False),
@@ -590,6 +594,7 @@ def kills(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
         "identical": identical,
         "missing": missing,
         "doubled": doubled,
+        "rejected": len(rejected),
         "starts": harmed.starts,
         "unplanned_ends": harmed.statuses,
         "seconds": seconds,
@@ -669,7 +674,7 @@ def s3(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
                         raise
                     failed.append(str(error))
                 else:
-                    assert (report.rows, report.errors) == (options.s3_rows, 0)
+                    assert report.rows == options.s3_rows
                     return time.monotonic() - began, failed
 
         to_stderr("  on a disk ...")
