@@ -78,6 +78,7 @@ FAULTS: Final = ("driver", "engine", "redis", "node", "disk")
 BAR: Final = 0.9  # of the rows/s of the engine alone
 MOST_MB: Final = 50.0  # of further memory with many rows
 FIRST: Final = 256  # rows of the `LLM` before its time begins
+WARM_ROWS: Final = 300
 FEWEST_ROWS: Final = 100_000
 MOST_STARTS: Final = 12  # of a job that is disturbed
 DEADLINE_S: Final = 3 * 3600.0
@@ -171,17 +172,21 @@ def speed(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
             TaskStore(client).put(demo_record(TASK))
             ingest(client, TASK, [data_file(TASK, "train")], reject=folder / "rejects")
         build_and_publish(server.url, demo_record(TASK))
-        source = write_source(folder / "in.jsonl", options.rows, 0.0, options.seed)
         texts: dict[str, list[str]] = {}
-        sides: dict[str, Callable[[], tuple[float, float]]] = {
-            "alone": lambda: by_llm(source, texts),
-            "one file": lambda: by_job("one file", server.url, source, folder, options, texts),
-            "parts": lambda: by_job("parts", server.url, source, folder, options, texts),
-        }
-        to_stderr("all sides once, to compile and to measure step costs ...")
-        for side in sides.values():
-            side()
-        runs = in_turn(sides, options.repeats)
+
+        def sides(rows: int) -> dict[str, Callable[[], tuple[float, float]]]:
+            source = write_source(folder / f"in-{rows}.jsonl", rows, 0.0, options.seed)
+            jobs = {
+                name: partial(
+                    by_job, name, server.url, source, folder, rows, options.part_bytes, texts
+                )
+                for name in ("one file", "parts")
+            }
+            return {"alone": partial(by_llm, source, texts), **jobs}
+
+        to_stderr("all sides on a few rows, to compile and to measure step costs ...")
+        in_turn(sides(min(options.rows, WARM_ROWS)), 1)
+        runs = in_turn(sides(options.rows), options.repeats)
     equal = texts["alone"] == texts["one file"] == texts["parts"]
     figures = list[Figure]()
     for name in ("one file", "parts"):
@@ -223,7 +228,8 @@ def by_job(
     url: str,
     source: Path,
     folder: Path,
-    options: argparse.Namespace,
+    rows: int,
+    part_bytes: int,
     texts: dict[str, list[str]],
 ) -> tuple[float, float]:
     """Rows/s and rows per CPU second of a job with one engine, dedupe off."""
@@ -259,17 +265,17 @@ def by_job(
     }
     with patch.object(job, "_REPORT_S", 0.0):  # else reports are up to half a second late
         if side == "parts":
-            more["part_bytes"] = options.part_bytes
+            more["part_bytes"] = part_bytes
             report = generate_parts(url, TASK, given, str(output), **more)
         else:
             report = generate(url, TASK, given, output, **more)
     (start, done), ended = began[0], time.monotonic()
-    assert (report.rows, report.errors) == (options.rows, 0)
+    assert (report.rows, report.errors) == (rows, 0)
     assert len(engines) == 1
     texts[side] = [row["text"] for row in answers_of(output)]
-    rows = report.rows - done
-    rate, of_cpu = rows / (ended - start), rows / (used[-1] - used[0])
-    to_stderr(f"  {side}: {rate:.1f} rows/s, {of_cpu:.1f} per CPU second; the last {rows} rows")
+    later = rows - done
+    rate, of_cpu = later / (ended - start), later / (used[-1] - used[0])
+    to_stderr(f"  {side}: {rate:.1f} rows/s, {of_cpu:.1f} per CPU second; the last {later} rows")
     return rate, of_cpu
 
 
