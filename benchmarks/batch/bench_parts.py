@@ -17,9 +17,9 @@ without a model, see `stub_parts`. The fewest rows are measured twice, which sho
 
 ``kills``: a job with two engines on a cluster of two nodes on this machine. Once each, SIGKILL ends
 the command, an engine, Redis and a node, and the disk of the output is full. Redis is away for some
-seconds. A command that ended is run again. The output must have the bytes of an undisturbed run and
-each id once. The disk is a small tmpfs, which only root can mount; others miss this fault. With
---tiny, the model is a random one of two layers.
+seconds. A command that ended is run again. Each row is decoded, although inputs repeat. The output
+must have the bytes of an undisturbed run and each id once. The disk is a small tmpfs, which only
+root can mount; others miss this fault. With --tiny, the model is a random one of two layers.
 
 ``s3``: a job whose input and output are in moto's S3 server, behind a proxy that answers with
 errors, late, or not at all. Its output must have the bytes of the same job on a disk.
@@ -90,9 +90,9 @@ from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.parts import generate_parts
 from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
-_, _, task, _, source, _, output, _, url, _, length, _, _, actors, _, part_bytes = sys.argv
+_, _, task, _, source, _, output, _, url, _, length, _, _, actors, _, part_bytes, *_ = sys.argv
 engine = EngineSettings(max_model_len=int(length), cost_aware=False)
-more = {"part_bytes": int(part_bytes), "actors": int(actors)}
+more = {"part_bytes": int(part_bytes), "actors": int(actors), "dedupe_bytes": 0}
 with local_ray():
     generate_parts(url, task, Source.of(source), output, engine=engine, **more)
 """
@@ -439,9 +439,9 @@ class Job:
 
     def _kill_driver(self) -> tuple[bool, str]:
         self.process.kill()
-        status = self.process.wait()
+        status, evidence = self.process.wait(), f"status {self.process.returncode}"
         self.start()
-        return status == -signal.SIGKILL, f"process {self.process.pid}: status {status}"
+        return status == -signal.SIGKILL, evidence
 
     def _kill_engine(self) -> tuple[bool, str]:
         pid = self._engines()[0]
@@ -549,7 +549,7 @@ def kills(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
 
         def job(output: Path) -> Job:
             output.mkdir()
-            more = ["--actors", "2", "--part-bytes", str(options.part_bytes)]
+            more = ["--actors", "2", "--part-bytes", str(options.part_bytes), "--no-dedupe"]
             command = [*work.command(output, server.url), *more]
             made = Job(command, output, folder / f"{output.name}.log", server, nodes)
             made.start()
