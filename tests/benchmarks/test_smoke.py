@@ -53,6 +53,31 @@ def test_job_with_copies_of_answers_has_the_output_of_one_without(tmp_path: Path
     assert part["on"][0]["tokens"] < part["off"][0]["tokens"]
 
 
+@pytest.mark.redis
+@pytest.mark.ray
+def test_parts_have_the_answers_of_one_llm_and_little_memory(tmp_path: Path) -> None:
+    few = ["--parts", "speed,memory", "--rows", "60", "--repeats", "1", "--part-bytes", "1000"]
+    few += ["--few-rows", "2000", "--most-rows", "4000"]
+    found = run_with_file("batch/bench_parts.py", *few, folder=tmp_path)
+    assert found["sound"]
+    assert set(found["speed"]["runs"]) == {"alone", "one file", "parts"}
+    assert min(rate for runs in found["speed"]["runs"].values() for rate in runs[0]) > 0
+    assert [run["lines"] for run in found["memory"]["runs"]] == [2000, 4000, 2000]
+    assert all(run["peak_mb"] >= run["before_mb"] for run in found["memory"]["runs"])
+
+
+@pytest.mark.redis
+@pytest.mark.ray
+def test_parts_of_a_harmed_job_have_the_undisturbed_bytes(tmp_path: Path) -> None:
+    few = ["--parts", "kills,s3", "--kill-rows", "4000", "--s3-rows", "200", "--tiny"]
+    few += ["--part-bytes", "4096", "--faults", "engine,driver", "--redis-down", "0.5"]
+    found = run_with_file("batch/bench_parts.py", *few, folder=tmp_path)
+    assert found["sound"]
+    assert {hit["kind"] for hit in found["kills"]["faults"]} == {"engine", "driver"}
+    assert (found["kills"]["missing"], found["kills"]["doubled"]) == (0, 0)
+    assert found["s3"]["identical"]
+
+
 @pytest.mark.ray
 def test_ray_data_gives_the_answers_of_one_llm(tmp_path: Path) -> None:
     few = ["--rows", "60", "--repeats", "1", "--batch-size", "20"]
