@@ -87,14 +87,14 @@ ACTOR: Final = "ray::PartActor"
 _TINY_COMMAND = """
 import sys
 from tasc_jobs.batch.inputs import Source
-from tasc_jobs.batch.parts import generate_parts
+from tasc_jobs.batch.parts import Plan, generate_parts
 from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
 _, _, task, _, source, _, output, _, url, _, length, _, _, actors, _, part_bytes, *_ = sys.argv
 engine = EngineSettings(max_model_len=int(length), cost_aware=False)
-more = {"part_bytes": int(part_bytes), "actors": int(actors), "dedupe_bytes": 0}
+plan = Plan.of(Source.of(source), output, int(part_bytes))
 with local_ray():
-    generate_parts(url, task, Source.of(source), output, engine=engine, **more)
+    generate_parts(url, task, plan, engine=engine, actors=int(actors), dedupe_bytes=0)
 """
 
 
@@ -238,7 +238,7 @@ def by_job(
     from tasc_jobs.batch import job
     from tasc_jobs.batch.generate import generate
     from tasc_jobs.batch.inputs import Source
-    from tasc_jobs.batch.parts import generate_parts
+    from tasc_jobs.batch.parts import Plan, generate_parts
     from tasc_jobs.batch.work import JobProgress
     from tasc_runtime.engine_settings import EngineSettings
 
@@ -265,8 +265,7 @@ def by_job(
     }
     with patch.object(job, "_REPORT_S", 0.0):  # else reports are up to half a second late
         if side == "parts":
-            more["part_bytes"] = part_bytes
-            report = generate_parts(url, TASK, given, str(output), **more)
+            report = generate_parts(url, TASK, Plan.of(given, str(output), part_bytes), **more)
         else:
             report = generate(url, TASK, given, output, **more)
     (start, done), ended = began[0], time.monotonic()
@@ -648,7 +647,7 @@ def s3(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
         from object_store import FAULTS as KINDS
         from object_store import Endpoint, Faults, FaultyProxy, ObjectStore, credentials
         from tasc_jobs.batch.inputs import Source
-        from tasc_jobs.batch.parts import MANIFEST, generate_parts
+        from tasc_jobs.batch.parts import MANIFEST, Plan, generate_parts
         from tasc_jobs.batch.places import Place
         from tasc_jobs.errors import JobError
         from tasc_jobs.ray_local import local_ray
@@ -670,10 +669,8 @@ def s3(options: argparse.Namespace) -> tuple[list[Figure], dict[str, Any]]:
             began, failed = time.monotonic(), list[str]()
             while True:
                 try:
-                    report = generate_parts(
-                        server.url, TASK, Source.of(source), output,
-                        engine=engine, part_bytes=options.part_bytes // 4,
-                    )  # fmt: skip
+                    plan = Plan.of(Source.of(source), output, options.part_bytes // 4)
+                    report = generate_parts(server.url, TASK, plan, engine=engine)
                 except (JobError, FileError) as error:
                     to_stderr(f"  the job ended: {error}")
                     if len(failed) == MOST_STARTS:

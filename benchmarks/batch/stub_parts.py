@@ -80,7 +80,8 @@ def main() -> None:
     with local_ray(), patch.object(parts, "PartSpec", StubSpec):
         Path("/proc/self/clear_refs").write_text("5")  # the peak is that of the job alone
         before, began = memory("VmRSS"), time.monotonic()
-        report = parts.generate_parts(url, task, Source.of(source), output, progress=progress)
+        plan = parts.Plan.of(Source.of(source), output)
+        report = parts.generate_parts(url, task, plan, progress=progress)
         found = {
             "seconds": time.monotonic() - began,
             "before_mb": before,
