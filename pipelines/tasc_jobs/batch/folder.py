@@ -105,7 +105,8 @@ class JobState(ABC):
         if not names:
             return
         differences = "; ".join(
-            f"{name} was {_shown(begun.pins.get(name))}, is {_shown(now.get(name))}"
+            f"{name} was {_shown(begun.pins.get(name), now.get(name))}, "
+            f"is {_shown(now.get(name), begun.pins.get(name))}"
             for name in names
         )
         state = "has ended" if begun.report else "has begun"
@@ -282,6 +283,12 @@ def read_begun(content: bytes, where: Path | str) -> Begun:
         ) from error
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+def _shown(value: Any, other: Any) -> str:
+    """Returns a long value from shortly before where it differs from the other."""
+    text, other_text = json.dumps(value), json.dumps(other)
+    if len(text) <= _SHOWN:
+        return text
+    pairs = enumerate(zip(text, other_text, strict=False))
+    same = next((at for at, (one, two) in pairs if one != two), 0)
+    begin = max(0, same - _SHOWN // 2)
+    return f"{'...' if begin else ''}{text[begin : begin + _SHOWN]}..."

@@ -7,7 +7,7 @@ displays the progress of the job.
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -247,7 +247,7 @@ def _spec(
         # The job is finished, but its output was deleted.
         begun, job = None, {**job, "restart": True}
     opened = open_input(source, url, begun.pins.get("input") if begun else None)
-    folder, found = job_folder(output), (opened.pins, opened.total)
+    folder, found = job_folder(output), ({"input": opened.pins}, opened.total)
     return job_spec(url, task, source, folder, found, engine, draft, asked, job), opened
 
 
@@ -256,7 +256,7 @@ def job_spec(
     task: str,
     source: Source,
     folder: Path,
-    found: tuple[Any, int],
+    found: tuple[Mapping[str, Any], int],
     engine: EngineSettings | None,
     draft: bool,
     asked: Request | None,
@@ -265,14 +265,14 @@ def job_spec(
     """Returns the specification of a job, with the defaults of its fields.
 
     Args:
-        found: The input's fingerprint, and its number of rows.
+        found: The pins of the input, and its number of rows.
     """
     input_pins, total = found
     engine = engine or EngineSettings()
     if job.get("max_errors") is None:
         job = {**job, "max_errors": max(_LEAST_ERRORS, total // _ROWS_PER_ERROR)}
     pins = {
-        "input": input_pins,
+        **input_pins,
         "input_field": source.input_field,
         "id_field": source.id_field,
         "task": task,

@@ -211,9 +211,8 @@ class _Job:
     def _report_progress(self) -> None:
         self._reported_at = time.monotonic()
         report = self._folder.totals.report(self._resumed)
-        self._progress(
-            JobProgress(report, self._spec.total, self._pool.running, self._pool.rows_in_flight)
-        )
+        total = self._spec.total and max(self._spec.total, report.rows)  # it may be an estimate
+        self._progress(JobProgress(report, total, self._pool.running, self._pool.rows_in_flight))
 
     def _require_few_errors(self, finish: Finish, *, ended: bool = False) -> None:
         max_errors, totals = self._spec.max_errors, self._folder.totals

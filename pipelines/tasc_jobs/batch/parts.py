@@ -409,7 +409,7 @@ class Plan:
         suffix: Suffix of the parts.
         own: Types of the user's columns, if they are kept in Parquet files.
         total: Number of rows; an estimate for JSON lines.
-        pins: The input's fingerprint as JSON values.
+        pins: JSON values of what affects the parts and their rows.
     """
 
     place: Place
@@ -418,7 +418,7 @@ class Plan:
     suffix: str
     own: pa.Schema | None
     total: int
-    pins: Any
+    pins: dict[str, Any]
 
     @classmethod
     def of(
@@ -448,7 +448,7 @@ class Plan:
         suffix = f".{form}" if form else ".parquet" if looks[0].schema else ".jsonl"
         own = _own_schema(source, [look.schema for look in looks]) if suffix == ".parquet" else None
         listed = [[file.name, file.size, file.changed] for file in files]
-        pins = {"files": listed, "bytes": part_bytes, "to": suffix}
+        pins = {"input": listed, "part_bytes": part_bytes, "format": suffix[1:]}
         return cls(place, source, parts, suffix, own, total, pins)
 
     def work(self, dedupe_bytes: int = 0) -> PartWork:

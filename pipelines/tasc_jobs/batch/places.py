@@ -141,7 +141,9 @@ class Place:
             wrapped, path = persisting(f"{scheme} URLs", url_to_fs, url)
             filesystem = PyFileSystem(FSSpecHandler(wrapped))
         except OSError as error:
-            raise FileError(f"cannot use {scheme} URLs: {error}") from error
+            shown = rest.rpartition("@")[2].partition("?")[0]
+            way_out = "check the bucket, the credentials and the endpoint (AWS_ENDPOINT_URL)"
+            raise FileError(f"cannot use {scheme}://{shown}: {error}; {way_out}") from error
         if "://" in path:
             raise FileError(f"{scheme} has no folders of files; copy the files to a disk")
         path = path.rstrip("/")
@@ -208,9 +210,8 @@ class Place:
             if info.path == base or _is_rows(info, info.path[len(base) :], suffixes)
         ]
         if not files:
-            raise FileError(
-                f"{self.shown} has no {' or '.join(suffixes)} file; correct the path or the pattern"
-            )
+            has = f"has no {' or '.join(suffixes)} file" if found else "does not exist"
+            raise FileError(f"{self.shown} {has}; correct the path or the pattern")
         return files
 
     def _inside(self) -> list[FileInfo]:

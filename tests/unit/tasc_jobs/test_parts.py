@@ -92,7 +92,11 @@ def test_bad_input_is_refused_with_a_reason(tmp_path: Path) -> None:
         with pytest.raises(error, match=reason):
             Plan.of(source, "/nowhere/", form="parquet" if source.keep_columns else None)
 
-    refused(FileError, r"none has no .jsonl or .jsonl.gz or .parquet file", tmp_path / "none")
+    refused(FileError, r"none does not exist; correct the path", tmp_path / "none")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "x.txt").touch()
+    no_rows = r"bare has no .jsonl or .jsonl.gz or .parquet file"
+    refused(FileError, no_rows, tmp_path / "bare")
     refused(FileError, "cannot use nosuch URLs: Protocol not known: nosuch", "nosuch://b/x")
     refused(UsageError, "a corpus has no parts", "redis:task")
     write_rows(tmp_path / "a.jsonl", [{"input": "a"}])
