@@ -133,7 +133,7 @@ def test_parts_in_an_object_store_survive_its_faults(redis_url, source, store, r
     assert b"testing" not in out.read(MANIFEST)
     assert {name: out.read(name) for name in out.names() - {MANIFEST}} == right
     nowhere = store.endpoint.url("nowhere", "out")
-    with pytest.raises(FileError, match=r"cannot use s3://nowhere/out: .*NO_SUCH_BUCKET"):
+    with pytest.raises(FileError, match=r"cannot use s3://nowhere/out/.*NO_SUCH_BUCKET"):
         answer(redis_url, source, nowhere.replace("s3://", "s3://testing:testing@"))
 
 
