@@ -42,6 +42,7 @@ FILES = str(data_folder() / "files")  # the same for all tests of one Redis
 _DRIVER = """
 import os, signal, sys
 from pathlib import Path
+from tasc_jobs.batch import job
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
 from tasc_jobs.ray_local import local_ray
@@ -53,6 +54,7 @@ def on_progress(found):
         print(found.report.rows, flush=True)
         for victim in sys.stdin.readline().split():
             os.kill(int(victim) or os.getpid(), signal.SIGKILL)
+job._REPORT_S = 0.0  # else the job may end between two reports
 with local_ray(object_store_mb=100):
     generate(url, task, Source.of(source), Path(output), engine=engine, progress=on_progress)
 """
