@@ -258,7 +258,7 @@ def test_generate_refuses_invalid_options_before_it_starts(tasc_here, task, crea
         (("--adapter", "gone"), "--adapter is 'gone'"),
         (("--schema", tmp_path / "empty"), "--schema is empty"),
         (("--input", tmp_path / "nowhere.jsonl"), "--input: "),
-        (("--output", tmp_path), f"--output is {tmp_path}"),
+        (("--output", tmp_path), f"--output: {tmp_path} is the input"),
     ):
         base = ("generate", name, "--input", source, "--output", tmp_path / "out")
         err = tasc_here.run(*base, *args, code=2)
