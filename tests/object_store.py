@@ -129,7 +129,8 @@ class Faults:
         delay: The request is passed on after ``delay_s``.
         cut_request: The connection is reset after half of the request's body, or after its head.
         cut_response: The server answers, and the connection is reset after half of the body, or
-            within the head if there is no body. A write is thus done, but its writer is not told.
+            within the head if there is no body. A write is then done, but its client gets no
+            answer.
         most: A request, and each further attempt of it, meets at most this many faults.
         methods: Only requests with these methods meet faults.
     """

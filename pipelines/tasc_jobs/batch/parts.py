@@ -52,8 +52,8 @@ _PLANNERS = 16  # threads that read the beginnings and the footers of files
 _SAVE_S, _SAVE_SHARE = 5.0, 20  # seconds between two writes of the manifest; more if it is large
 _WORK_S = 1.0  # maximum time of a call, after which the numbers of finished rows are returned
 _SAMPLED_BYTES = 1 << 16
-_MOST_ROWS = 1 << 14  # of a part of a Parquet file, whose bytes say little if rows repeat
-_MOST_GZIP_BYTES = 16 << 20  # of a gzip file, which is one part
+_MOST_ROWS = 1 << 14  # in a part of a Parquet file, whose bytes say little if rows repeat
+_MOST_GZIP_BYTES = 16 << 20  # a gzip file is one part, which is read into memory
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class PartWork:
             FileError: The file cannot be read, or it has changed.
         """
         path = Path(part.file.path)
-        by_path = part.file.is_local and path.suffix == ".parquet"  # damage is told apart there
+        # Only damage makes a local Parquet file unreadable, and it rejects rows if read by its path.
+        by_path = part.file.is_local and path.suffix == ".parquet"
 
         def read(opened: Any) -> list[RawRow]:
             found = read_raw_rows(
@@ -161,7 +162,7 @@ class _Open:
     """A part whose rows are being answered.
 
     Attributes:
-        told: How many finished rows were reported.
+        reported: Number of finished rows in the last report.
         first: The first row without an answer.
     """
 
@@ -169,7 +170,7 @@ class _Open:
     raw: list[RawRow]
     records: list[Record] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
-    told: int = 0
+    reported: int = 0
     first: Record | None = None
     written: Future[None] | None = None
 
@@ -180,7 +181,7 @@ class _Open:
             self.first = record
 
     def report(self, is_whole: bool) -> PartRecord:
-        self.told = len(self.records)
+        self.reported = len(self.records)
         error = f"row {self.first.id}: {self.first.error}" if self.first else None
         report = replace(self.totals.report(0), first_error=error)
         return PartRecord(self.part.ordinal, report, is_whole)
@@ -238,7 +239,7 @@ class PartActor(EngineActor):
                 each.written.result()
             else:
                 still.append(each)
-            if is_whole or each.told < len(each.records):
+            if is_whole or each.reported < len(each.records):
                 found.append(each.report(is_whole))
         self._open = still
         return found
@@ -282,9 +283,9 @@ class Parts(JobState):
 
     has_room = False
 
-    def __init__(self, place: Place, parts: Sequence[Part], suffix: str) -> None:
-        super().__init__(place.shown)
-        self._place, self._parts, self._suffix = place, parts, suffix
+    def __init__(self, plan: "Plan") -> None:
+        super().__init__(plan.place.shown)
+        self._place, self._parts, self._suffix = plan.place, plan.parts, plan.suffix
         self._begun: Begun | None = None
         self._whole = Totals()
         self._running = dict[int, PartRecord]()
@@ -293,7 +294,7 @@ class Parts(JobState):
 
     @classmethod
     @contextmanager
-    def held(cls, place: Place, parts: Sequence[Part], suffix: str) -> Iterator["Parts"]:
+    def held(cls, plan: "Plan") -> Iterator["Parts"]:
         """Lock a folder on a disk for the block, and write the manifest at its end.
 
         A bucket cannot be locked. Jobs that write to it at once write the same parts.
@@ -302,12 +303,13 @@ class Parts(JobState):
             JobBusy: Another process has locked the folder.
             FileError: The folder cannot be made or written to.
         """
-        place.make()
+        (place := plan.place).make()
         lock = locked(Path(place.path, _LOCK), place.shown) if place.is_local else nullcontext()
         with lock:
-            made = cls(place, parts, suffix)
-            left = (name for name in place.names() if name.endswith(".partial"))
-            place.delete(name for name in left if is_hidden(name))
+            made = cls(plan)
+            if place.is_local:  # what killed processes left; a bucket shows whole files only
+                left = (name for name in place.names() if name.endswith(".partial"))
+                place.delete(name for name in left if is_hidden(name))
             try:
                 yield made
             finally:
@@ -511,7 +513,7 @@ def _look(source: Source, part_bytes: int, file: FileAt) -> _Look:
                 f"{_MOST_GZIP_BYTES} cannot be a part; decompress it, or split it"
             )
         step = max(1, file.size)
-        with suppress(zlib.error):  # damage is told when its rows are read
+        with suppress(zlib.error):  # reading its rows reports the damage
             lines = zlib.decompressobj(31).decompress(found)
     estimate = file.size * max(1, lines.count(b"\n")) // max(1, len(found))
     return _Look([(at, min(at + step, file.size)) for at in range(0, file.size, step)], estimate)
@@ -585,7 +587,7 @@ def generate_parts(
     spec = job_spec(url, task, plan.source, folder, found, engine, draft, asked, job)
     return run(
         spec,
-        Parts.held(plan.place, plan.parts, plan.suffix),
+        Parts.held(plan),
         lambda state, dedupe_bytes: nullcontext(state.resumed()),
         RowAnswers(asked, draft),
         partial(PartSpec, parts=plan.work(spec.dedupe_bytes)),

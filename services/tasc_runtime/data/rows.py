@@ -537,11 +537,9 @@ def _parquet_records(
                     whole = dict(zip(names, kept_columns, strict=keep))
                     if line >= last:
                         break
-                    for at in range(batch.num_rows):
-                        line += 1
-                        if not first < line <= last:
-                            continue
-                        record = _parquet_record(line, batch, present, at, max_row_bytes)
+                    before, line = line, line + batch.num_rows
+                    for at in range(max(0, first - before), min(batch.num_rows, last - before)):
+                        record = _parquet_record(before + at + 1, batch, present, at, max_row_bytes)
                         kept = {name: column.slice(at, 1) for name, column in whole.items()}
                         yield replace(record, kept=kept) if keep else record
             except _DAMAGED_PARQUET as error:

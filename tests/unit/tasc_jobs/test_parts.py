@@ -121,9 +121,9 @@ def test_bad_input_is_refused_with_a_reason(tmp_path: Path) -> None:
         file.truncate((16 << 20) + 1)
     refused(FileError, "b.jsonl.gz has 16777217 bytes, .*decompress it, or split it", zipped)
     secret = "s3://KEY:SECRET@bucket/a b"
-    with pytest.raises(FileError, match="a URL of s3 cannot be read; encode") as told:
+    with pytest.raises(FileError, match="a URL of s3 cannot be read; encode") as caught:
         Place.of(secret)
-    assert "SECRET" not in str(told.value)
+    assert "SECRET" not in str(caught.value)
     assert Place.of(f"{secret[:-2]}?region=us-east-1").shown == "s3://bucket/a"
 
 
@@ -218,12 +218,12 @@ def test_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     plan = Plan.of(Source.of(write_rows(tmp_path / "a.jsonl", [{"input": "a"}])), str(out))
     out.mkdir()
     (out / "part-00000.jsonl").touch()
-    with Parts.held(plan.place, plan.parts, plan.suffix) as parts:
+    with Parts.held(plan) as parts:
         with pytest.raises(JobError, match=r"out has other rows, such as part-00000"):
             parts.begun()
         parts.discard()
     assert (out / "part-00000.jsonl").exists()
-    with Parts.held(plan.place, plan.parts, plan.suffix) as parts:
+    with Parts.held(plan) as parts:
         plan.place.write("_manifest.json", b"{}")
         with pytest.raises(JobError, match="has other rows"):
             parts.discard()
@@ -239,7 +239,7 @@ def test_manifest_lists_finished_parts_and_discard_deletes_them(tmp_path: Path) 
     def record(ordinal: int, is_whole: bool) -> PartRecord:
         return PartRecord(ordinal, JobReport(2, 0, 5, 3), is_whole)
 
-    with Parts.held(place, plan.parts, plan.suffix) as parts:
+    with Parts.held(plan) as parts:
         assert parts.begun() is None
         parts.begin({"pin": 1}, 1, None)
         parts.resumed()
@@ -253,7 +253,7 @@ def test_manifest_lists_finished_parts_and_discard_deletes_them(tmp_path: Path) 
         assert parts.totals.rows == 2
         assert [part.ordinal for part in parts.take(9)] == [1, 2, 3]
     (tmp_path / "out" / ".part-0.jsonl.abc.partial").touch()
-    with Parts.held(place, plan.parts, plan.suffix) as parts:
+    with Parts.held(plan) as parts:
         assert parts.begun().pins == {"pin": 1}
         parts.resumed()
         assert parts.totals.rows == 2
