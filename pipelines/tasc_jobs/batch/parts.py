@@ -97,7 +97,7 @@ class PartWork:
             FileError: The file cannot be read, or it has changed.
         """
         path = Path(part.file.path)
-        # Only damage makes a local Parquet file unreadable, and it rejects rows if read by its path.
+        # Damage alone makes a local Parquet file unreadable. Read by its path, it rejects rows.
         by_path = part.file.is_local and path.suffix == ".parquet"
 
         def read(opened: Any) -> list[RawRow]:
