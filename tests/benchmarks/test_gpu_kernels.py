@@ -24,7 +24,8 @@ from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL
 from tiny import make_folder
 
-CARDS = (80, 86, 89, 90, 100)
+# The script compiles for 80 and 89, too: they run the instructions of 86, and have no less memory.
+CARDS = (86, 90, 100)
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="needs Triton, which .ci/run installs"
 )

@@ -15,7 +15,7 @@ PRINTED = {
     "own_corpus": ["same answers: True", "forward passes: "],
     "adapters": ["DET NOUN ", "intent: play_music, slot fills: {"],
 }
-ON_RAY = {"ray_data"}  # the tests of jobs run them, on their Ray
+ON_RAY = {"object_store", "ray_data"}  # the tests of jobs run them, on their Ray
 
 
 def test_every_example_is_tested_and_short() -> None:
