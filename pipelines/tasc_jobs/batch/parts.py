@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import ray
 
 from tasc_jobs.batch.columns import OwnColumns
 from tasc_jobs.batch.cost import DryRun
@@ -34,7 +35,7 @@ from tasc_jobs.batch.generate import RowAnswers, job_spec, measured, write_files
 from tasc_jobs.batch.inputs import Source, own_columns, own_schema, row_of
 from tasc_jobs.batch.job import run
 from tasc_jobs.batch.places import FileAt, Place, is_hidden
-from tasc_jobs.batch.repeats import Repeats
+from tasc_jobs.batch.repeats import Contents, Repeats
 from tasc_jobs.batch.work import JobProgress, JobReport, PartRecord, Record, Row, Totals
 from tasc_jobs.errors import JobError, UsageError
 from tasc_protocol import Request
@@ -81,14 +82,12 @@ class PartWork:
         place: The folder of the output.
         suffix: Suffix of the parts: ``.jsonl`` or ``.parquet``.
         own: Types of the user's columns, if they are kept in Parquet files.
-        dedupe_bytes: See `JobSpec`; each engine copies the answers that it has decoded itself.
     """
 
     place: Place
     source: Source
     suffix: str
     own: pa.Schema | None = None
-    dedupe_bytes: int = 0
 
     def raw_rows(self, part: Part) -> list[RawRow]:
         """Reads the rows of a part.
@@ -143,10 +142,17 @@ class PartWork:
 
 @dataclass(frozen=True)
 class PartSpec(EngineSpec):
-    """The arguments from which an actor builds its engine, and answers parts."""
+    """The arguments from which an actor builds its engine, and answers parts.
+
+    Attributes:
+        dedupe_bytes, shared: See `Repeats`.
+    """
 
     strategy: RowAnswers
-    parts: PartWork = field(kw_only=True)
+    _: KW_ONLY
+    parts: PartWork
+    dedupe_bytes: int = 0
+    shared: Any = None
 
     @property
     def actor(self) -> type[EngineActor]:
@@ -198,11 +204,12 @@ class PartActor(EngineActor):
 
     def load(self) -> None:
         builder, strategy = self._built(), self._spec.strategy
-        may_copy = strategy.is_repeatable(builder.record)
-        self.begin(Answering(builder, strategy), self._spec.parts.dedupe_bytes if may_copy else 0)
+        may_copy = self._spec.dedupe_bytes > 0 and strategy.is_repeatable(builder.record)
+        repeats = Repeats(self._spec.dedupe_bytes, self._spec.shared) if may_copy else Repeats()
+        self.begin(Answering(builder, strategy), repeats)
 
-    def begin(self, answering: Answering, dedupe_bytes: int) -> None:
-        self._answering, self._repeats = answering, Repeats(dedupe_bytes)
+    def begin(self, answering: Answering, repeats: Repeats) -> None:
+        self._answering, self._repeats = answering, repeats
         self._reading = deque[tuple[Part, Future[list[RawRow]]]]()
         self._open = list[_Open]()
         self._rows = dict[int, tuple[Row, _Open]]()
@@ -242,12 +249,15 @@ class PartActor(EngineActor):
             if is_whole or each.reported < len(each.records):
                 found.append(each.report(is_whole))
         self._open = still
+        self._repeats.share()
         return found
 
     def _begin(self, part: Part, raw: list[RawRow]) -> None:
         opened, refused = _Open(part, raw), list[Record]()
         self._open.append(opened)
-        for row in self._spec.parts.rows(part, raw, self._next):
+        rows = list(self._spec.parts.rows(part, raw, self._next))
+        self._repeats.fetch(rows)
+        for row in rows:
             self._rows[row.ordinal] = row, opened
             if row.refused:
                 refused.append(Record.of(row, None, row.refused))
@@ -453,8 +463,9 @@ class Plan:
         pins = {"input": listed, "part_bytes": part_bytes, "format": suffix[1:]}
         return cls(place, source, parts, suffix, own, total, pins)
 
-    def work(self, dedupe_bytes: int = 0) -> PartWork:
-        return PartWork(self.place, self.source, self.suffix, self.own, dedupe_bytes)
+    @property
+    def work(self) -> PartWork:
+        return PartWork(self.place, self.source, self.suffix, self.own)
 
 
 def _files(source: Source, place: Place) -> list[FileAt]:
@@ -585,12 +596,19 @@ def generate_parts(
     asked = asked or Request()
     folder, found = Path(plan.place.path), (plan.pins, plan.total)
     spec = job_spec(url, task, plan.source, folder, found, engine, draft, asked, job)
+
+    def engines(*fields: Any) -> PartSpec:
+        size, shared = spec.dedupe_bytes, None
+        if size and spec.actors > 1:
+            shared = ray.remote(num_cpus=0)(Contents).remote(size)
+        return PartSpec(*fields, parts=plan.work, dedupe_bytes=size, shared=shared)
+
     return run(
         spec,
         Parts.held(plan),
         lambda state, dedupe_bytes: nullcontext(state.resumed()),
         RowAnswers(asked, draft),
-        partial(PartSpec, parts=plan.work(spec.dedupe_bytes)),
+        engines,
         lambda records, whole: None,
         should_stop=should_stop,
         progress=progress,
@@ -609,6 +627,6 @@ def dry_run(
     """Measure the time of the first rows with and without drafts; see `generate.dry_run`."""
     folder, found = Path(plan.place.path), (plan.pins, plan.total)
     spec = job_spec(url, task, plan.source, folder, found, engine, True, asked, job)
-    work = plan.work()
+    work = plan.work
     rows = (row for part in plan.parts for row in work.rows(part, work.raw_rows(part)))
     return measured(spec, rows, asked)

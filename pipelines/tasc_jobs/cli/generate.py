@@ -254,7 +254,11 @@ def generate(
             with show_progress("answer", None) as bar:
                 shown = jobs.BatchProgress(bar, Meter(price_per_hour))
                 answer = parts.generate_parts if plan else jobs.generate
-                done = answer(url, task, *place, draft=draft, progress=shown, **job)
+                try:
+                    done = answer(url, task, *place, draft=draft, progress=shown, **job)
+                except SystemExit:  # Ctrl-C or SIGTERM
+                    note("finished rows are kept; run the same command again to do the rest")
+                    raise
     if done.repeats and not dedupe:
         note(f"--no-dedupe: an earlier start copied {done.repeats} answers; they are the same")
     where = f"{plan.place.shown}/_rejected" if plan else str(rejects)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from batch_jobs import ENGINE, record_of, rows
 
 from killable import pids
@@ -22,7 +23,8 @@ from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.parts import MANIFEST, Plan, generate_parts
 from tasc_jobs.batch.places import Place
-from tasc_jobs.batch.work import JobChanged, JobProgress, JobReport
+from tasc_jobs.batch.repeats import Contents, Repeats
+from tasc_jobs.batch.work import JobChanged, JobProgress, JobReport, Record, Row
 from tasc_protocol import Request
 from tasc_runtime.errors import FileError
 from tasc_store import TaskStore, connect
@@ -68,6 +70,43 @@ def right(redis_url, ray_cluster, folder, source, tmp_path_factory) -> dict[str,
     (refused,) = [json.loads(content) for name, content in found.items() if "_rejected" in name]
     assert refused["reason"] == "not a JSON object"
     return found
+
+
+def test_engines_copy_answers_of_each_other_until_the_actor_that_keeps_them_dies() -> None:
+    def answered(row: Row) -> Record:
+        return Record.of(row, {"text": row.payload}, None, 1, 1)
+
+    actor = ray.remote(num_cpus=0)(Contents).remote(1 << 20)
+    one, other = Repeats(1 << 20, actor), Repeats(1 << 20, actor)
+    first, second, third = (Row(i, f"r{i}", said, i, "f") for i, said in enumerate("aab"))
+    one.fetch([first])
+    assert not one.add(first)
+    one.finish(first, answered(first))
+    one.share()
+    other.fetch([second, third])
+    assert [other.add(row) for row in (second, third)] == [True, False]
+    (copy,) = other.copies()
+    assert (copy.id, copy.content, copy.repeat) == ("r1", {"text": "a"}, True)
+    other.finish(third, answered(third))
+    ray.kill(actor)
+    other.share()
+    one.fetch([third])
+    assert not one.add(third)
+
+
+def test_parts_with_repeats_have_the_bytes_of_those_without(redis_url, right, tmp_path) -> None:
+    lines = [{**row, "id": f"{n}-{row['id']}"} for n in range(4) for row in rows(40)]
+    source = Source.of(write_rows(tmp_path / "in.jsonl", lines))
+    outputs = {}
+    for size in (0, 1 << 20):
+        folder = tmp_path / str(size)
+        report = answer(redis_url, source, folder, actors=2, dedupe_bytes=size)
+        outputs[size] = contents(folder)
+        assert report.rows == len(lines)
+        # Two engines may begin the same input at once.
+        most = 2 * 40 if size else len(lines)
+        assert (40 if size else most) <= report.rows - report.repeats <= most
+    assert outputs[0] == outputs[1 << 20]
 
 
 def test_parts_of_a_killed_engine_are_done_by_the_next(redis_url, source, right, tmp_path) -> None:

@@ -17,6 +17,7 @@ from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.parts import PartActor, Parts, PartSpec, Plan
 from tasc_jobs.batch.places import Place
+from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import JobReport, PartRecord, Record, Row
 from tasc_jobs.errors import JobError, UsageError
 from tasc_protocol import Request
@@ -28,7 +29,7 @@ from tasc_runtime.errors import FileError
 def rows_of(source: Source, part_bytes: int) -> list[Any]:
     """The rows of all parts of an input, in order."""
     plan = Plan.of(source, "/nowhere/", part_bytes)
-    work = plan.work()
+    work = plan.work
     return [row for part in plan.parts for row in work.rows(part, work.raw_rows(part))]
 
 
@@ -44,7 +45,7 @@ def test_each_line_is_in_one_part(
     path.write_bytes(b'{"input": "first"}\n' + b"\n".join(lines) + end)
     whole = [(row.value, row.reason) for row in read_raw_rows(path)]
     plan = Plan.of(Source.of(path), "/nowhere/", part_bytes)
-    work = plan.work()
+    work = plan.work
     cut = [(r.value, r.reason) for part in plan.parts for r in work.raw_rows(part)]
     assert repr(cut) == repr(whole)  # NaN equals itself so
 
@@ -184,16 +185,16 @@ def test_each_part_has_its_rows_in_order(tmp_path: Path, part_bytes: int) -> Non
     plan = Plan.of(Source.of(tmp_path / "in"), str(tmp_path / "out"), part_bytes, "jsonl")
     plan.place.make()
     spec = PartSpec("", "", None, EngineSettings(rows=2), RowAnswers(Request(), True), 0.0,
-                    parts=plan.work())  # fmt: skip
+                    parts=plan.work)  # fmt: skip
     actor = PartActor(spec)
-    actor.begin(Instant(), 1 << 20)
+    actor.begin(Instant(), Repeats(1 << 20))
     todo, done = list(plan.parts), set[int]()
     while len(done) < len(plan.parts):
         some, todo = todo[:1], todo[1:]
         found = actor.work(some)
         done |= {record.ordinal for record in found if record.is_whole}
     for part in plan.parts:
-        wanted = [row.payload for row in plan.work().rows(part, plan.work().raw_rows(part))]
+        wanted = [row.payload for row in plan.work.rows(part, plan.work.raw_rows(part))]
         written = read_rows(Path(plan.place.path, f"{part.name}.jsonl"))
         assert [row["text"] for row in written] == [text for text in wanted if text]
     rejected = [read_rows(path)[0] for path in Path(plan.place.path, "_rejected").iterdir()]
@@ -204,7 +205,7 @@ def test_each_part_has_its_rows_in_order(tmp_path: Path, part_bytes: int) -> Non
 def test_file_that_changes_or_disappears_in_mid_job_is_told(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [{"input": "a"}])
     plan = Plan.of(Source.of(path), "/nowhere/")
-    work = plan.work()
+    work = plan.work
     write_rows(path, [{"input": "other"}])
     with pytest.raises(FileError, match=r"a.jsonl has changed since the job began; put the old"):
         work.raw_rows(plan.parts[0])
