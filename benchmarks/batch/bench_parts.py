@@ -280,7 +280,7 @@ def by_job(
 
 def answers_of(output: Path) -> Iterator[dict[str, Any]]:
     """The rows of an output, which is one file or a folder of parts."""
-    for file in sorted(output.glob("part-*.jsonl")) if output.is_dir() else [output]:
+    for file in [output] if output.is_file() else sorted(output.glob("part-*.jsonl")):
         with file.open(encoding="utf-8") as lines:
             yield from map(json.loads, lines)
 

@@ -17,7 +17,8 @@ _LEFT_S = 86_400  # a file that was not written to for this long was left by a k
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file for writing. It replaces ``path`` when the block ends without an error.
 
-    Until then, and if the process is killed, ``path`` keeps its content. Several processes may
+    Until then, and if the process is killed, ``path`` keeps its content; the new one is in a hidden
+    file, which readers of the folder leave out. Several processes may
     write the same file: each process writes its own copy, and the last process to finish wins.
 
     Args:
@@ -27,7 +28,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         with suppress(OSError):  # the file is gone, or belongs to another user
             if left.stat().st_mtime < time.time() - _LEFT_S:
                 left.unlink()
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with partial.open("wb") as file:
             yield file
@@ -43,7 +44,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 def unfinished_files(path: Path) -> list[Path]:
     """Files of `whole_file` for ``path``, being written or left by killed processes."""
-    return list(path.parent.glob(f"{glob.escape(path.name)}.*.partial"))
+    return list(path.parent.glob(f".{glob.escape(path.name)}.*.partial"))
 
 
 def flush(path: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import ray
 import redis
@@ -91,9 +91,12 @@ def run_job(
             if isinstance(source, Generator):
                 source.close()
 
+    def engines(dedupe_bytes: int, *fields: Any) -> EngineSpec:
+        return EngineSpec(*fields)
+
     held = JobFolder.held(spec.folder)
     return run(
-        spec, held, queue, strategy, EngineSpec, finish, should_stop=should_stop, progress=progress
+        spec, held, queue, strategy, engines, finish, should_stop=should_stop, progress=progress
     )
 
 
@@ -102,7 +105,7 @@ def run(
     held: AbstractContextManager[S],
     queue: Callable[[S, int], AbstractContextManager[Queue]],
     strategy: Strategy,
-    engine: Callable[..., EngineSpec],
+    engines: Callable[..., EngineSpec],
     finish: Finish,
     *,
     should_stop: Callable[[], bool],
@@ -113,7 +116,8 @@ def run(
     Args:
         held: Locks the job's state.
         queue: Opens what is not finished yet, given the state and the memory for repeats.
-        engine: Makes the specification of the engines from the fields of `EngineSpec`.
+        engines: Makes the specification of the engines, given the memory for repeats and the fields
+            of `EngineSpec`.
 
     See `run_job` for the other arguments and the errors.
     """
@@ -136,8 +140,10 @@ def run(
         begun = _with_index(client, record, folder, begun)
         pinned = Pinned(begun.record_version, begun.index_version)
         may_copy = spec.dedupe_bytes > 0 and strategy.is_repeatable(record)
-        with queue(folder, spec.dedupe_bytes if may_copy else 0) as todo:
-            pool = _pool(spec, spec.actors, pinned, strategy, engine)
+        dedupe_bytes = spec.dedupe_bytes if may_copy else 0
+        with queue(folder, dedupe_bytes) as todo:
+            made = engines(dedupe_bytes, *_engine_fields(spec, pinned, strategy))
+            pool = Pool(made, spec.actors, spec.actor_cpus)
             report = _Job(spec, folder, pool, todo, progress).run(finish, should_stop)
         if not report.stopped:
             folder.end(begun, asdict(report))
@@ -155,7 +161,8 @@ def preview_job(spec: JobSpec, rows: Sequence[Row], strategy: Strategy) -> Previ
     require_ray()
     with closing(connect(spec.url)) as client:
         pinned = Pinned(*_versions(client, spec.task))
-    with closing(_pool(spec, 1, pinned, strategy)) as pool:
+    made = EngineSpec(*_engine_fields(spec, pinned, strategy))
+    with closing(Pool(made, 1, spec.actor_cpus)) as pool:
         return pool.preview(rows, spec.stall_s)
 
 
@@ -249,15 +256,8 @@ class _Job:
         )
 
 
-def _pool(
-    spec: JobSpec,
-    size: int,
-    pinned: Pinned,
-    strategy: Strategy,
-    engine: Callable[..., EngineSpec] = EngineSpec,
-) -> Pool:
-    made = engine(spec.url, spec.task, pinned, spec.engine, strategy, spec.actor_gpus)
-    return Pool(made, size, spec.actor_cpus)
+def _engine_fields(spec: JobSpec, pinned: Pinned, strategy: Strategy) -> tuple[Any, ...]:
+    return spec.url, spec.task, pinned, spec.engine, strategy, spec.actor_gpus
 
 
 def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -26,6 +26,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tasc_jobs.batch.columns import OwnColumns
 from tasc_jobs.batch.cost import DryRun
@@ -35,7 +36,7 @@ from tasc_jobs.batch.generate import RowAnswers, job_spec, measured, write_files
 from tasc_jobs.batch.inputs import Source, own_columns, own_schema, row_of
 from tasc_jobs.batch.job import run
 from tasc_jobs.batch.places import FileAt, Place, is_hidden
-from tasc_jobs.batch.repeats import Contents, Repeats
+from tasc_jobs.batch.repeats import KnownContents, Repeats
 from tasc_jobs.batch.work import JobProgress, JobReport, PartRecord, Record, Row, Totals
 from tasc_jobs.errors import JobError, UsageError
 from tasc_protocol import Request
@@ -52,6 +53,7 @@ _OURS = re.compile(rf"({REJECTED}/)?part-\d{{7}}-\d{{15}}\.(jsonl|parquet)")
 _PLANNERS = 16  # threads that read the beginnings and the footers of files
 _SAVE_S, _SAVE_SHARE = 5.0, 20  # seconds between two writes of the manifest; more if it is large
 _WORK_S = 1.0  # maximum time of a call, after which the numbers of finished rows are returned
+_COMPARED = 4096  # rows that come next, of which other engines may have the answers
 _SAMPLED_BYTES = 1 << 16
 _MOST_ROWS = 1 << 14  # in a part of a Parquet file, whose bytes say little if rows repeat
 _MOST_GZIP_BYTES = 16 << 20  # a gzip file is one part, which is read into memory
@@ -203,17 +205,16 @@ class PartActor(EngineActor):
     _spec: PartSpec
 
     def load(self) -> None:
-        builder, strategy = self._built(), self._spec.strategy
-        may_copy = self._spec.dedupe_bytes > 0 and strategy.is_repeatable(builder.record)
-        repeats = Repeats(self._spec.dedupe_bytes, self._spec.shared) if may_copy else Repeats()
-        self.begin(Answering(builder, strategy), repeats)
+        self.begin(Answering(self._built(), self._spec.strategy))
 
-    def begin(self, answering: Answering, repeats: Repeats) -> None:
-        self._answering, self._repeats = answering, repeats
+    def begin(self, answering: Answering) -> None:
+        self._answering = answering
+        self._repeats = Repeats(self._spec.dedupe_bytes, self._spec.shared)
         self._reading = deque[tuple[Part, Future[list[RawRow]]]]()
         self._open = list[_Open]()
         self._rows = dict[int, tuple[Row, _Open]]()
-        self._todo = deque[Row]()
+        self._todo = deque[Row]()  # not compared yet
+        self._again = deque[Row]()  # the row that they repeat failed
         self._files = ThreadPoolExecutor(2)
         self._next = 0
 
@@ -228,15 +229,16 @@ class PartActor(EngineActor):
         """
         raw_rows = self._spec.parts.raw_rows
         self._reading.extend((part, self._files.submit(raw_rows, part)) for part in parts)
+        self._repeats.exchange(list(islice(self._todo, _COMPARED)))
         end, most = time.monotonic() + _WORK_S, HANDFULS * self._spec.settings.rows
         while time.monotonic() < end:
             while self._reading and (self._reading[0][1].done() or not self._rows):
                 part, read = self._reading.popleft()
                 self._begin(part, read.result())
-            if not self._rows or (parts and not self._todo and not self._reading):
+            waiting = self._todo or self._again or self._reading
+            if not self._rows or (parts and not waiting):
                 break  # the next call may bring more rows, which the engine has room for
-            rows = [self._todo.popleft() for _ in range(min(most, len(self._todo)))]
-            self._keep(self._answering.work(rows))
+            self._keep(self._answering.work(self._due(most)))
         if not (self._rows or parts):
             wait([each.written for each in self._open if each.written], _WORK_S)
         found, still = list[PartRecord](), list[_Open]()
@@ -249,19 +251,24 @@ class PartActor(EngineActor):
             if is_whole or each.reported < len(each.records):
                 found.append(each.report(is_whole))
         self._open = still
-        self._repeats.share()
         return found
+
+    def _due(self, most: int) -> list[Row]:
+        """Returns the next rows that repeat no other row."""
+        rows = [self._again.popleft() for _ in range(min(most, len(self._again)))]
+        while self._todo and len(rows) < most:
+            if not self._repeats.add(row := self._todo.popleft()):
+                rows.append(row)
+        return rows
 
     def _begin(self, part: Part, raw: list[RawRow]) -> None:
         opened, refused = _Open(part, raw), list[Record]()
         self._open.append(opened)
-        rows = list(self._spec.parts.rows(part, raw, self._next))
-        self._repeats.fetch(rows)
-        for row in rows:
+        for row in self._spec.parts.rows(part, raw, self._next):
             self._rows[row.ordinal] = row, opened
             if row.refused:
                 refused.append(Record.of(row, None, row.refused))
-            elif not self._repeats.add(row):
+            else:
                 self._todo.append(row)
         self._next += len(raw)
         self._keep(refused)
@@ -273,7 +280,7 @@ class PartActor(EngineActor):
         for record in records:
             row, _ = self._rows[record.ordinal]
             if not row.refused:
-                self._todo.extend(self._repeats.finish(row, record))
+                self._again.extend(self._repeats.finish(row, record))
         for record in chain(records, self._repeats.copies()):
             _, opened = self._rows.pop(record.ordinal)
             opened.add(record)
@@ -348,7 +355,8 @@ class Parts(JobState):
         names = self._place.names()
         ours = {name for name in names if _OURS.fullmatch(name)}
         self._require_none(name for name in names - ours if not is_hidden(name))
-        self._place.delete([*sorted(ours), MANIFEST])
+        self._place.delete(ours)
+        self._place.delete([MANIFEST])  # last, as it says that the files are this job's
 
     def _require_none(self, names: Iterable[str]) -> None:
         if name := min((name for name in names if name.endswith(SUFFIXES)), default=None):
@@ -597,11 +605,13 @@ def generate_parts(
     folder, found = Path(plan.place.path), (plan.pins, plan.total)
     spec = job_spec(url, task, plan.source, folder, found, engine, draft, asked, job)
 
-    def engines(*fields: Any) -> PartSpec:
-        size, shared = spec.dedupe_bytes, None
-        if size and spec.actors > 1:
-            shared = ray.remote(num_cpus=0)(Contents).remote(size)
-        return PartSpec(*fields, parts=plan.work, dedupe_bytes=size, shared=shared)
+    def engines(dedupe_bytes: int, *fields: Any) -> PartSpec:
+        shared = None
+        if dedupe_bytes and spec.actors > 1:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
+            actor: Any = ray.remote(KnownContents)
+            shared = actor.options(num_cpus=0, scheduling_strategy=here).remote(dedupe_bytes)
+        return PartSpec(*fields, parts=plan.work, dedupe_bytes=dedupe_bytes, shared=shared)
 
     return run(
         spec,

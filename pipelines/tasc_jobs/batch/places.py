@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from tasc_runtime.errors import FileError
 log = logging.getLogger(__name__)
 
 _PAUSES_S = (1.0, 4.0, 16.0, None)  # between attempts, each of which pyarrow repeats for S3
+_DELETERS = 16  # threads
 _T = TypeVar("_T")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _PATTERN = re.compile(r"[*\[]")
@@ -128,7 +130,7 @@ class Place:
     def of(cls, url: str) -> Self:
         """Raises FileError if no package reads such URLs, or if the URL cannot be read."""
         if not is_url(url):
-            return cls(LocalFileSystem(), str(Path(url).absolute()), url.rstrip("/") or "/")
+            return cls(LocalFileSystem(), os.path.realpath(url), url.rstrip("/") or "/")
         scheme, _, rest = url.partition("://")
         try:
             filesystem, path = FileSystem.from_uri(f"{scheme.lower()}://{rest}")
@@ -175,10 +177,8 @@ class Place:
         if self.is_local:
             file = Path(path)
             file.parent.mkdir(exist_ok=True)
-            hidden = file.with_name(f".{file.name}")  # what a killed process leaves is hidden, too
-            with whole_file(hidden) as partial:
+            with whole_file(file) as partial:
                 partial.write(content)
-            hidden.replace(file)
         else:
             with self.filesystem.open_output_stream(path) as stream:
                 stream.write(content)
@@ -188,8 +188,13 @@ class Place:
         return {info.path.removeprefix(f"{self.path}/") for info in self._inside()}
 
     def delete(self, names: Iterable[str]) -> None:
-        for name in names:
+        """Deletes files, in no order."""
+
+        def delete(name: str) -> None:
             persisting(self.shown, self.filesystem.delete_file, f"{self.path}/{name}")
+
+        with ThreadPoolExecutor(_DELETERS) as pool:
+            list(pool.map(delete, names))  # raises the errors
 
     def files(self, suffixes: tuple[str, ...]) -> list[FileAt]:
         """Returns the file at this place, or those of a folder or a pattern, sorted.

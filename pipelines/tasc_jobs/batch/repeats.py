@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,11 +13,12 @@ from ray.exceptions import RayError
 
 from tasc_jobs.batch.work import Record, Row
 
+log = logging.getLogger(__name__)
+
 _ENTRY_BYTES = 256  # memory of an entry of the ordered dictionary, its digest included
-_FIND_S = 10.0
 
 
-class Contents:
+class KnownContents:
     """Contents of answered rows as JSON, by digests of the rows' payloads.
 
     The least recently used ones are dropped if all need more than ``max_bytes``.
@@ -26,11 +28,8 @@ class Contents:
         self._max_bytes, self._bytes = max_bytes, 0
         self._kept = OrderedDict[bytes, bytes]()
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._kept
-
     def find(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Returns the contents that are kept."""
+        """Returns those that are kept, and marks them as used."""
         found = {digest: kept for digest in digests if (kept := self._kept.get(digest))}
         for digest in found:
             self._kept.move_to_end(digest)
@@ -44,6 +43,18 @@ class Contents:
         while self._bytes > self._max_bytes:
             self._bytes -= len(self._kept.popitem(last=False)[1]) + _ENTRY_BYTES
 
+    def take(self) -> dict[bytes, bytes]:
+        """Returns and removes all."""
+        taken, self._kept, self._bytes = dict(self._kept), OrderedDict(), 0
+        return taken
+
+    def exchange(
+        self, contents: Mapping[bytes, bytes], digests: Sequence[bytes]
+    ) -> dict[bytes, bytes]:
+        """Adds contents of an engine, and returns those that it asks for."""
+        self.add(contents)
+        return self.find(digests)
+
 
 class Repeats:
     """Copies the content of a row to later rows with an equal payload.
@@ -53,32 +64,37 @@ class Repeats:
 
     Args:
         max_bytes: Maximum memory of kept contents; with 0, no row is a repeat.
-        shared: An actor of `Contents`, to which other engines of the job add theirs. If it dies,
-            the engines decode such rows themselves.
+        shared: An actor of `KnownContents`, by which the engines of a job `exchange` theirs. None
+            keeps contents in this process only.
     """
 
     def __init__(self, max_bytes: int = 0, shared: Any = None) -> None:
         self._max_bytes, self._shared = max_bytes, shared
-        self._kept, self._new = Contents(max_bytes), dict[bytes, bytes]()
+        self._kept, self._new = KnownContents(max_bytes), KnownContents(max_bytes)
         self._waiting = dict[bytes, list[Row]]()  # an entry for each payload that was sent
         self._copies = list[Record]()
+        self._call: Any = None
 
-    def fetch(self, rows: Sequence[Row]) -> None:
-        """Take contents of rows, which are added next, from the other engines."""
+    def exchange(self, rows: Sequence[Row]) -> None:
+        """Give new contents to the other engines, and ask them for those of rows that come soon.
+
+        The call does not wait. A later call takes what the other engines have answered. If the
+        shared actor dies, the engines decode such rows themselves.
+        """
         if self._shared is None:
             return
-        digests = {_digest(row) for row in rows if not row.refused}
-        unknown = [each for each in digests if each not in self._kept]
         try:
-            self._kept.add(ray.get(self._shared.find.remote(unknown), timeout=_FIND_S))
-        except RayError:  # its node died, or it does not answer
+            if self._call is not None:
+                if not ray.wait([self._call], timeout=0)[0]:
+                    return
+                self._kept.add(ray.get(self._call))
+            digests = list({_digest(row) for row in rows})
+            known = self._kept.find(digests)  # marked as used, so that no new ones replace them
+            unknown = [digest for digest in digests if digest not in known]
+            self._call = self._shared.exchange.remote(self._new.take(), unknown)
+        except RayError as error:
+            log.warning("answers are no longer copied between engines: %s", error)
             self._shared = None
-
-    def share(self) -> None:
-        """Give the contents since the last call to the other engines."""
-        if self._shared is not None and self._new:
-            self._shared.add.remote(self._new)
-            self._new = {}
 
     def add(self, row: Row) -> bool:
         """Returns whether the row waits or is copied; otherwise it must be sent to an engine."""
@@ -110,7 +126,7 @@ class Repeats:
         new = {digest: json.dumps(record.content).encode()}
         self._kept.add(new)
         if self._shared is not None:
-            self._new |= new
+            self._new.add(new)
         return []
 
     def copies(self) -> list[Record]:

@@ -32,8 +32,9 @@ class JobSpec:
         actor_gpus: GPUs of each engine; with 0, engines run on the CPU.
         total: Number of rows, if known; used only for progress.
         window_rows: Maximum number of rows that are read ahead of the first unfinished one.
-        dedupe_bytes: Maximum memory of answers that are kept for rows that repeat an earlier row.
-            With 0, engines answer all rows. The answers are equal either way.
+        dedupe_bytes: Maximum memory of answers that are kept for rows that repeat an earlier row,
+            in the job's process; for parts, in each engine and in one more process. With 0, engines
+            answer all rows. The answers are equal either way.
         max_errors: Maximum number of rows without an answer. The job fails if there are more, or if
             no row has an answer. None means no limit.
         stall_s: The job ends after this many seconds without a finished row.

@@ -257,7 +257,8 @@ def generate(
                 try:
                     done = answer(url, task, *place, draft=draft, progress=shown, **job)
                 except SystemExit:  # Ctrl-C or SIGTERM
-                    note("finished rows are kept; run the same command again to do the rest")
+                    kept, but = "parts" if plan else "rows", " without --restart" * restart
+                    note(f"finished {kept} are kept; run the command again{but} to do the rest")
                     raise
     if done.repeats and not dedupe:
         note(f"--no-dedupe: an earlier start copied {done.repeats} answers; they are the same")

@@ -533,15 +533,17 @@ def _parquet_records(
             read = None if keep else present
             try:
                 for batch in file.iter_batches(at_once, row_groups=[group], columns=read):
+                    before, line = line, line + batch.num_rows
+                    if line <= first:
+                        continue
                     kept_columns = map(_plain, batch.columns) if keep else ()
                     whole = dict(zip(names, kept_columns, strict=keep))
-                    if line >= last:
-                        break
-                    before, line = line, line + batch.num_rows
                     for at in range(max(0, first - before), min(batch.num_rows, last - before)):
                         record = _parquet_record(before + at + 1, batch, present, at, max_row_bytes)
                         kept = {name: column.slice(at, 1) for name, column in whole.items()}
                         yield replace(record, kept=kept) if keep else record
+                    if line >= last:  # the next batch may be damaged
+                        break
             except _DAMAGED_PARQUET as error:
                 if not isinstance(source, Path):
                     raise  # it may be the connection

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,21 @@ from typing import Any
 import pytest
 import ray
 from batch_jobs import ENGINE, record_of, rows
+from ray.exceptions import RayError
 
 from killable import pids
 from object_store import Endpoint, Faults, FaultyProxy, ObjectStore
 from support import write_rows
 from tasc_command import Command
 from tasc_jobs.batch import job
-from tasc_jobs.batch.generate import generate
+from tasc_jobs.batch.generate import RowAnswers, generate
 from tasc_jobs.batch.inputs import Source
-from tasc_jobs.batch.parts import MANIFEST, Plan, generate_parts
+from tasc_jobs.batch.parts import MANIFEST, PartActor, PartSpec, Plan, generate_parts
 from tasc_jobs.batch.places import Place
-from tasc_jobs.batch.repeats import Contents, Repeats
+from tasc_jobs.batch.repeats import KnownContents, Repeats
 from tasc_jobs.batch.work import JobChanged, JobProgress, JobReport, Record, Row
 from tasc_protocol import Request
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_store import TaskStore, connect
 
@@ -61,7 +64,7 @@ def right(redis_url, ray_cluster, folder, source, tmp_path_factory) -> dict[str,
         TaskStore(client).put(record_of(TASK, folder))
     out = tmp_path_factory.mktemp("out")
     generate(redis_url, TASK, source, out / "one.jsonl", engine=ENGINE)
-    report = answer(redis_url, source, out / "parts", actors=2)
+    report = answer(redis_url, source, out / "parts", actors=2, dedupe_bytes=0)
     assert (report.rows, report.errors) == (COUNT + 1, 1)
     found = contents(out / "parts")
     names = sorted(name for name in found if name.startswith("part-"))
@@ -73,51 +76,77 @@ def right(redis_url, ray_cluster, folder, source, tmp_path_factory) -> dict[str,
 
 
 def test_engines_copy_answers_of_each_other_until_the_actor_that_keeps_them_dies() -> None:
-    def answered(row: Row) -> Record:
-        return Record.of(row, {"text": row.payload}, None, 1, 1)
-
-    actor = ray.remote(num_cpus=0)(Contents).remote(1 << 20)
+    actor = ray.remote(num_cpus=0)(KnownContents).remote(1 << 20)
     one, other = Repeats(1 << 20, actor), Repeats(1 << 20, actor)
     first, second, third = (Row(i, f"r{i}", said, i, "f") for i, said in enumerate("aab"))
-    one.fetch([first])
+
+    def exchanged(repeats: Repeats, rows: list[Row]) -> None:
+        for _ in range(2):  # the second call takes what the first one has asked for
+            repeats.exchange(rows)
+            ray.wait([repeats._call], timeout=60)
+
     assert not one.add(first)
-    one.finish(first, answered(first))
-    one.share()
-    other.fetch([second, third])
+    one.finish(first, Record.of(first, {"text": "a"}, None, 1, 1))
+    exchanged(one, [])
+    exchanged(other, [second, third])
     assert [other.add(row) for row in (second, third)] == [True, False]
     (copy,) = other.copies()
     assert (copy.id, copy.content, copy.repeat) == ("r1", {"text": "a"}, True)
-    other.finish(third, answered(third))
     ray.kill(actor)
-    other.share()
-    one.fetch([third])
+    with pytest.raises(RayError):
+        ray.get(actor.find.remote([]), timeout=60)
+    exchanged(one, [third])
     assert not one.add(third)
 
 
-def test_parts_with_repeats_have_the_bytes_of_those_without(redis_url, right, tmp_path) -> None:
-    lines = [{**row, "id": f"{n}-{row['id']}"} for n in range(4) for row in rows(40)]
+class Slow:
+    """Stands in for an engine: answers four rows in 0.3 s."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def work(self, rows: Sequence[Row]) -> list[Record]:
+        time.sleep(0.3)
+        self.decoded += len(rows)
+        return [Record.of(row, {"text": row.payload}, None, 1, 1) for row in rows]
+
+
+def test_second_engine_decodes_few_of_the_rows_that_the_first_has_answered(tmp_path) -> None:
+    lines = [{"input": f"row {i}"} for i in range(100)]
     source = Source.of(write_rows(tmp_path / "in.jsonl", lines))
-    outputs = {}
-    for size in (0, 1 << 20):
-        folder = tmp_path / str(size)
-        report = answer(redis_url, source, folder, actors=2, dedupe_bytes=size)
-        outputs[size] = contents(folder)
-        assert report.rows == len(lines)
-        # Two engines may begin the same input at once.
-        most = 2 * 40 if size else len(lines)
-        assert (40 if size else most) <= report.rows - report.repeats <= most
-    assert outputs[0] == outputs[1 << 20]
+    shared = ray.remote(num_cpus=0)(KnownContents).remote(1 << 20)
+    decoded, outputs = [], []
+    for name in ("one", "other"):
+        plan = Plan.of(source, str(tmp_path / name), 200)
+        plan.place.make()
+        fields = "", "", None, EngineSettings(rows=1), RowAnswers(Request(), True), 0.0
+        actor, engine = PartActor(PartSpec(*fields, parts=plan.work, dedupe_bytes=1 << 20,
+                                           shared=shared)), Slow()  # fmt: skip
+        actor.begin(engine)
+        records = actor.work(plan.parts)
+        while sum(record.is_whole for record in records) < len(plan.parts):
+            records += actor.work([])
+        actor.work([])  # the shared actor gets the last answers
+        decoded.append(engine.decoded)
+        outputs.append([file.read_bytes() for file in sorted((tmp_path / name).iterdir())])
+    assert decoded[0] == len(lines)
+    assert decoded[1] < len(lines) // 2  # it reaches some before it has those that it asks for
+    assert outputs[0] == outputs[1]
 
 
-def test_parts_of_a_killed_engine_are_done_by_the_next(redis_url, source, right, tmp_path) -> None:
+@pytest.mark.parametrize("actor", ["PartActor", "KnownContents"])
+def test_job_with_a_killed_actor_has_equal_parts(
+    redis_url, source, right, tmp_path, monkeypatch, actor
+) -> None:
+    monkeypatch.setattr(job, "_REPORT_S", 0.0)  # else the job may end between two reports
     seen = list[int]()
 
     def kill(found: JobProgress) -> None:
         if found.report.rows > 50 and not seen:
-            seen.append(pids("ray::PartActor")[0])
+            seen.append(pids(f"ray::{actor}")[0])
             os.kill(seen[0], signal.SIGKILL)
 
-    answer(redis_url, source, tmp_path / "out", progress=kill)
+    answer(redis_url, source, tmp_path / "out", actors=2, progress=kill)
     assert seen
     assert contents(tmp_path / "out") == right
 

@@ -17,7 +17,6 @@ from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.inputs import Source
 from tasc_jobs.batch.parts import PartActor, Parts, PartSpec, Plan
 from tasc_jobs.batch.places import Place
-from tasc_jobs.batch.repeats import Repeats
 from tasc_jobs.batch.work import JobReport, PartRecord, Record, Row
 from tasc_jobs.errors import JobError, UsageError
 from tasc_protocol import Request
@@ -162,6 +161,23 @@ def test_damaged_row_group_of_a_local_file_is_a_rejected_row(tmp_path: Path) -> 
     assert {"damaged Parquet" in row.refused for row in rows if row.refused} == {True}
 
 
+def test_damage_behind_a_part_is_no_row_of_the_part(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"input": [f"row {i:04}" for i in range(1000)]})
+    pq.write_table(table, path, compression="none", use_dictionary=False, data_page_size=1000)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"row 0600")
+    content[at - 4 : at] = b"\xff" * 4  # the length of a text
+    path.write_bytes(content)
+    for first, last in ((0, 256), (0, 512), (256, 300)):
+        found = [row.line for row in read_raw_rows(path, between=(first, last))]
+        assert found == [*range(first + 1, last + 1)]
+    for first, last in ((512, 700), (700, 1000)):
+        *_, row = read_raw_rows(path, between=(first, last))
+        assert "damaged Parquet" in row.reason
+        assert first < row.line <= last
+
+
 class Instant:
     """Stands in for an engine: answers each row with its input, a few at a time."""
 
@@ -185,9 +201,9 @@ def test_each_part_has_its_rows_in_order(tmp_path: Path, part_bytes: int) -> Non
     plan = Plan.of(Source.of(tmp_path / "in"), str(tmp_path / "out"), part_bytes, "jsonl")
     plan.place.make()
     spec = PartSpec("", "", None, EngineSettings(rows=2), RowAnswers(Request(), True), 0.0,
-                    parts=plan.work)  # fmt: skip
+                    parts=plan.work, dedupe_bytes=1 << 20)  # fmt: skip
     actor = PartActor(spec)
-    actor.begin(Instant(), Repeats(1 << 20))
+    actor.begin(Instant())
     todo, done = list(plan.parts), set[int]()
     while len(done) < len(plan.parts):
         some, todo = todo[:1], todo[1:]
