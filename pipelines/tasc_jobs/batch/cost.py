@@ -21,7 +21,7 @@ _SHOWN = {
     "tokens_per_second": "{:,.0f} decoded tokens/s",
     "block_efficiency": "block efficiency {:.2f}",
     "repeats": "{:,} repeats",
-    "engine_hours": "{:,.4f} engine-hours",
+    "engine_hours": "{:,.4f} engine-hours without loading",
     "price": "price {:,.4f}",
     "price_per_million_rows": "{:,.2f} per million rows",
 }

@@ -109,7 +109,7 @@ class JobState(ABC):
             f"is {_shown(now.get(name), begun.pins.get(name))}"
             for name in names
         )
-        state = "has ended" if begun.report else "has begun"
+        state = "was finished" if begun.report else "was begun"
         raise JobChanged(
             f"the job in {self.where} {state} with another input or other settings: {differences}. "
             "Use the old input and settings, write to another output, or discard the results with "

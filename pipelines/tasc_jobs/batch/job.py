@@ -237,8 +237,8 @@ class _Job:
             )
         raise TooManyErrors(
             f"{totals.errors} of {totals.rows} rows have no answer{first}, but at most "
-            f"{max_errors} are allowed; raise --max-errors and run the job again to resume it, "
-            "or fix the input and add --restart"
+            f"{max_errors} are allowed; raise --max-errors and run the job again to resume it, or "
+            "fix the input, or the name of its field (--input-field), and add --restart"
         )
 
     def _require_progress(self) -> None:

@@ -360,7 +360,7 @@ class Parts(JobState):
 
     def _require_none(self, names: Iterable[str]) -> None:
         if name := min((name for name in names if name.endswith(SUFFIXES)), default=None):
-            raise JobError(f"{self.where} has other rows, such as {name}; name an empty folder")
+            raise JobError(f"{self.where} has other rows, such as {name}; choose an empty folder")
 
     def resumed(self) -> Self:
         """Queue the parts that are not finished."""

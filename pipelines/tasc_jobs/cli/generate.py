@@ -251,15 +251,15 @@ def generate(
                 found = replace(dry(url, task, *place, **job), price_per_hour=price_per_hour)
                 _show(found.page(task), found.as_json, report, as_json)
                 return
-            with show_progress("answer", None) as bar:
-                shown = jobs.BatchProgress(bar, Meter(price_per_hour))
-                answer = parts.generate_parts if plan else jobs.generate
-                try:
+            try:
+                with show_progress("answer", None) as bar:
+                    shown = jobs.BatchProgress(bar, Meter(price_per_hour))
+                    answer = parts.generate_parts if plan else jobs.generate
                     done = answer(url, task, *place, draft=draft, progress=shown, **job)
-                except SystemExit:  # Ctrl-C or SIGTERM
-                    kept, but = "parts" if plan else "rows", " without --restart" * restart
-                    note(f"finished {kept} are kept; run the command again{but} to do the rest")
-                    raise
+            except SystemExit:  # Ctrl-C or SIGTERM
+                kept, but = "parts" if plan else "rows", " without --restart" * restart
+                note(f"finished {kept} are kept; run the command again{but} to do the rest")
+                raise
     if done.repeats and not dedupe:
         note(f"--no-dedupe: an earlier start copied {done.repeats} answers; they are the same")
     where = f"{plan.place.shown}/_rejected" if plan else str(rejects)

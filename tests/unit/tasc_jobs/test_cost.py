@@ -45,7 +45,7 @@ def test_only_this_start_counts_and_engine_hours_are_those_of_running_engines() 
     }  # fmt: skip
     assert meter.cost.in_words == (
         "0:00:30: 13.33 rows/s, 20 decoded tokens/s, block efficiency 3.00, 20 repeats, "
-        "0.0083 engine-hours, price 0.0333, 83.33 per million rows"
+        "0.0083 engine-hours without loading, price 0.0333, 83.33 per million rows"
     )
 
 
@@ -54,7 +54,7 @@ def test_figures_without_rows_tokens_or_a_price_are_null_and_not_in_words() -> N
     found = labels.as_json
     names = "tokens_per_second", "block_efficiency", "price", "price_per_million_rows"
     assert [found[name] for name in names] == [None] * 4
-    assert labels.in_words == "0:00:02: 5.00 rows/s, 0.5000 engine-hours"
+    assert labels.in_words == "0:00:02: 5.00 rows/s, 0.5000 engine-hours without loading"
     assert Cost(0, 0, 0, 0, 0.0, 0.0, 1.0).as_json["price_per_million_rows"] is None
 
 
@@ -94,8 +94,14 @@ def test_dry_run_is_scaled_to_the_rows_that_the_whole_job_decodes(tmp_path: Path
         (repeats, ("25.0% of the first 8000 valid rows",)),
         (plain, ("72000 rows", " 1:30:00: 13.33 rows/s, 200 decoded tokens/s", " 20.00 forward")),
         (drafted, ("72000 rows", " 0:22:30: 53.33 rows/s, 800 decoded tokens/s", " 5.00 forward")),
-        (drafted, ("block efficiency 4.00, 18,000 repeats, 0.7500 engine-hours, price 2.2500",)),
-        (drafted, ("31.25 per million rows",)),
+        (drafted, ("block efficiency 4.00, 18,000 repeats, 0.7500 engine-hours without loading",)),
+        (
+            drafted,
+            (
+                "loading, price 2.2500",
+                "31.25 per million rows",
+            ),
+        ),
         (speed_up, ("4.00 x",)),
     ):
         assert all(figure in line for figure in figures), line
