@@ -17,9 +17,9 @@ _LEFT_S = 86_400  # a file that was not written to for this long was left by a k
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file for writing. It replaces ``path`` when the block ends without an error.
 
-    Until then, and if the process is killed, ``path`` keeps its content; the new one is in a hidden
-    file, which readers of the folder leave out. Several processes may
-    write the same file: each process writes its own copy, and the last process to finish wins.
+    Until then, and if the process is killed, ``path`` keeps its content. Several processes may
+    write the same file: each process writes its own copy, and the last process to finish wins. The
+    copies are hidden, so that readers of the folder leave them out.
 
     Args:
         sync: Whether the file is on disk when the block ends, so that it survives a power failure.

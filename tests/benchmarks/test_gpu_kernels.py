@@ -24,9 +24,7 @@ from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL
 from tiny import make_folder
 
-# Compiling for a card takes three minutes, so tests do it for the one with the least memory and the
-# one with other instructions. The script compiles for 80, 89 and 100, too.
-CARDS = (86, 90)
+CARDS = (80, 86, 89, 90, 100)
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="needs Triton, which .ci/run installs"
 )

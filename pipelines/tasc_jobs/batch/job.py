@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import ray
 import redis
@@ -91,12 +91,15 @@ def run_job(
             if isinstance(source, Generator):
                 source.close()
 
-    def engines(dedupe_bytes: int, *fields: Any) -> EngineSpec:
-        return EngineSpec(*fields)
-
-    held = JobFolder.held(spec.folder)
     return run(
-        spec, held, queue, strategy, engines, finish, should_stop=should_stop, progress=progress
+        spec,
+        JobFolder.held(spec.folder),
+        queue,
+        strategy,
+        lambda engine, dedupe_bytes: engine,
+        finish,
+        should_stop=should_stop,
+        progress=progress,
     )
 
 
@@ -105,7 +108,7 @@ def run(
     held: AbstractContextManager[S],
     queue: Callable[[S, int], AbstractContextManager[Queue]],
     strategy: Strategy,
-    engines: Callable[..., EngineSpec],
+    engines: Callable[[EngineSpec, int], EngineSpec],
     finish: Finish,
     *,
     should_stop: Callable[[], bool],
@@ -116,8 +119,7 @@ def run(
     Args:
         held: Locks the job's state.
         queue: Opens what is not finished yet, given the state and the memory for repeats.
-        engines: Makes the specification of the engines, given the memory for repeats and the fields
-            of `EngineSpec`.
+        engines: Completes the specification of the engines, given the memory for repeats.
 
     See `run_job` for the other arguments and the errors.
     """
@@ -142,8 +144,8 @@ def run(
         may_copy = spec.dedupe_bytes > 0 and strategy.is_repeatable(record)
         dedupe_bytes = spec.dedupe_bytes if may_copy else 0
         with queue(folder, dedupe_bytes) as todo:
-            made = engines(dedupe_bytes, *_engine_fields(spec, pinned, strategy))
-            pool = Pool(made, spec.actors, spec.actor_cpus)
+            engine = engines(_engine(spec, pinned, strategy), dedupe_bytes)
+            pool = Pool(engine, spec.actors, spec.actor_cpus)
             report = _Job(spec, folder, pool, todo, progress).run(finish, should_stop)
         if not report.stopped:
             folder.end(begun, asdict(report))
@@ -161,8 +163,7 @@ def preview_job(spec: JobSpec, rows: Sequence[Row], strategy: Strategy) -> Previ
     require_ray()
     with closing(connect(spec.url)) as client:
         pinned = Pinned(*_versions(client, spec.task))
-    made = EngineSpec(*_engine_fields(spec, pinned, strategy))
-    with closing(Pool(made, 1, spec.actor_cpus)) as pool:
+    with closing(Pool(_engine(spec, pinned, strategy), 1, spec.actor_cpus)) as pool:
         return pool.preview(rows, spec.stall_s)
 
 
@@ -256,8 +257,8 @@ class _Job:
         )
 
 
-def _engine_fields(spec: JobSpec, pinned: Pinned, strategy: Strategy) -> tuple[Any, ...]:
-    return spec.url, spec.task, pinned, spec.engine, strategy, spec.actor_gpus
+def _engine(spec: JobSpec, pinned: Pinned, strategy: Strategy) -> EngineSpec:
+    return EngineSpec(spec.url, spec.task, pinned, spec.engine, strategy, spec.actor_gpus)
 
 
 def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:

@@ -605,13 +605,14 @@ def generate_parts(
     folder, found = Path(plan.place.path), (plan.pins, plan.total)
     spec = job_spec(url, task, plan.source, folder, found, engine, draft, asked, job)
 
-    def engines(dedupe_bytes: int, *fields: Any) -> PartSpec:
+    def engines(base: EngineSpec, dedupe_bytes: int) -> PartSpec:
         shared = None
         if dedupe_bytes and spec.actors > 1:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
             actor: Any = ray.remote(KnownContents)
             shared = actor.options(num_cpus=0, scheduling_strategy=here).remote(dedupe_bytes)
-        return PartSpec(*fields, parts=plan.work, dedupe_bytes=dedupe_bytes, shared=shared)
+        fields = vars(base)
+        return PartSpec(**fields, parts=plan.work, dedupe_bytes=dedupe_bytes, shared=shared)
 
     return run(
         spec,

@@ -95,13 +95,7 @@ def test_dry_run_is_scaled_to_the_rows_that_the_whole_job_decodes(tmp_path: Path
         (plain, ("72000 rows", " 1:30:00: 13.33 rows/s, 200 decoded tokens/s", " 20.00 forward")),
         (drafted, ("72000 rows", " 0:22:30: 53.33 rows/s, 800 decoded tokens/s", " 5.00 forward")),
         (drafted, ("block efficiency 4.00, 18,000 repeats, 0.7500 engine-hours without loading",)),
-        (
-            drafted,
-            (
-                "loading, price 2.2500",
-                "31.25 per million rows",
-            ),
-        ),
+        (drafted, ("loading, price 2.2500", "31.25 per million rows")),
         (speed_up, ("4.00 x",)),
     ):
         assert all(figure in line for figure in figures), line
