@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyarrow import fs, parquet
+from pyarrow import Table, fs, parquet
 
-from tasc_jobs.demo.tasks import ADAPTERS, MODEL, data_file
+from tasc_jobs.demo.tasks import ADAPTERS, MODEL, read_split
 
 
 def tasc(*arguments: str | Path) -> None:
@@ -14,11 +14,12 @@ def tasc(*arguments: str | Path) -> None:
 
 
 url = sys.argv[1]
-fs.copy_files(str(data_file("massive_en", "test")), f"{url}/rows/massive.jsonl.gz")
+store, folder = fs.FileSystem.from_uri(url)
+rows = Table.from_pylist(read_split("massive_en", "test")[:300])
+parquet.write_table(rows, f"{folder}/rows/massive.parquet", filesystem=store)
 model = ("--model", MODEL, "--adapter", ADAPTERS / "massive_en")
 tasc("task", "create", "intents", *model, "--template", "intent and slots: {input}\n", "--replace")
-folders = ("--input", f"{url}/rows/", "--output", f"{url}/answers/")
-tasc("generate", "intents", *folders, "--format", "parquet")
-store, folder = fs.FileSystem.from_uri(f"{url}/answers")
-answers = parquet.read_table(folder, filesystem=store)  # skips files whose names begin with _
+tasc("generate", "intents", "--input", f"{url}/rows/", "--output", f"{url}/answers/")
+# Files whose names begin with _ are skipped.
+answers = parquet.read_table(f"{folder}/answers", filesystem=store)
 print(answers.num_rows, "answers, such as", answers["text"][0])

@@ -63,12 +63,11 @@ def tokenise(url: str, few: str, task: str) -> dict[str, Any]:
     """
     from tasc_jobs.demo.tasks import demo_record
     from tasc_jobs.index.redis_source import RedisCorpusSource
-    from tasc_jobs.index.tokenise import BATCH_ROWS
     from tasc_jobs.index.tokenise import tokenise as tokenised
     from tasc_jobs.ray_local import local_ray
     from tasc_runtime.progress import silent
 
-    first, source = (RedisCorpusSource(url, name, batch_rows=BATCH_ROWS) for name in (few, task))
+    first, source = (RedisCorpusSource(url, name) for name in (few, task))
     record = demo_record("massive_en")
     with local_ray(num_cpus=2), tempfile.TemporaryDirectory() as folder:
         tokenised(first, record, Path(folder), 2, silent)

@@ -45,11 +45,11 @@ def test_job_killed_twice_has_the_undisturbed_output(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.ray
 def test_job_with_copies_of_answers_has_the_output_of_one_without(tmp_path: Path) -> None:
-    few = ["--rows", "300", "--share", "0.5", "--repeats", "1", "--parts", "float32"]
+    few = ["--rows", "120", "--share", "0.5", "--repeats", "1", "--parts", "float32"]
     found = run_with_file("batch/bench_dedupe.py", *few, folder=tmp_path)
     part = found["parts"]["float32"]
     assert part["differing"] == 0
-    assert [part[side][0]["repeats"] for side in ("on", "off")] == [150, 0]
+    assert [part[side][0]["repeats"] for side in ("on", "off")] == [60, 0]
     assert part["on"][0]["tokens"] < part["off"][0]["tokens"]
 
 
@@ -74,14 +74,19 @@ def test_ray_data_gives_the_answers_of_one_llm(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.ray
 def test_counting_is_compared_with_plain_pyarrow_and_another_checkout(tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
-    few = ["--copies", "1", "--repeats", "1", "--before", BENCHMARKS.parent, "--json", file]
-    run("batch/bench_counting.py", *few)  # its exit code is 1 where a few rows miss the bar
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert found["rows"] == 11_514
-    for part in ("stats", "job", "tokenise"):
-        assert found[part]["equal"]
-        assert {*found[part]["seconds"]} == {"now", "before"}
+    few, before = ["--copies", "1", "--repeats", "1"], ["--before", BENCHMARKS.parent]
+    for parts, checkouts, sides in (
+        ("job,tokenise", [], {"now"}),
+        ("stats", before, {"now", "before"}),
+    ):
+        file = tmp_path / f"{parts}.json"
+        # Its exit code is 1 where a few rows miss the bar.
+        run("batch/bench_counting.py", *few, "--parts", parts, *checkouts, "--json", file)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert found["rows"] == 11_514
+        for part in parts.split(","):
+            assert found[part]["equal"]
+            assert {*found[part]["seconds"]} == sides
 
 
 @pytest.mark.redis

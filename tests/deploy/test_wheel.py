@@ -65,6 +65,25 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {built.name.split("-")[0]: built for built in folder.glob("*.whl")}
 
 
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel of tasc_draft; what one test compiles there, the next one loads."""
+    folder = tmp_path_factory.mktemp("installed")
+    install(wheels["tasc_draft"], folder)
+    return folder
+
+
+def install(wheel: Path, to: Path) -> None:
+    pip("install", "--upgrade", "--no-deps", "--no-index", "--target", str(to), str(wheel))
+
+
+def environment(installed: Path) -> dict[str, str]:
+    """The environment of a user, who compiles drafting at the first start."""
+    unset = ("NUMBA_CACHE_DIR", "REDIS_URL", "RAY_ADDRESS")
+    own = {name: value for name, value in os.environ.items() if name not in unset}
+    return own | {"PYTHONPATH": str(installed)}
+
+
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -113,19 +132,16 @@ def _project(root: Path) -> dict[str, Any]:
     "packed", [False, pytest.param(True, marks=pytest.mark.slow("compiles all of drafting"))]
 )
 def test_example_of_tasc_draft_needs_only_its_packages_and_requirements(
-    packed: bool, wheels: dict[str, Path], tmp_path: Path
+    packed: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    installed = tmp_path / "installed" if packed else ROOT / "services"
-    if packed:
-        wheel = str(wheels["tasc_draft"])
-        pip("install", "--no-deps", "--no-index", "--target", str(installed), wheel)
+    used = request.getfixturevalue("installed") if packed else ROOT / "services"
+    env = environment(used) if packed else os.environ | {"PYTHONPATH": str(used)}
     shutil.copytree(MODEL, tmp_path / "my-model", ignore=shutil.ignore_patterns("*.safetensors"))
     (example,) = (
         b for b in document(ROOT / "services" / "README.md").blocks if b.language == "python"
     )
-    environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-c", example.text + LOADED]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     *drafted, loaded = done.stdout.splitlines()
     assert "set alarm" in "".join(drafted)
@@ -135,7 +151,7 @@ def test_example_of_tasc_draft_needs_only_its_packages_and_requirements(
         for root in (ROOT / "services", ROOT)
     )
     assert known.intersection(libraries) == required | {"tasc_draft"}
-    assert all(Path(file).is_relative_to(installed) for file in files)
+    assert all(Path(file).is_relative_to(used) for file in files)
 
 
 def test_wheel_has_the_tasc_command_and_the_demo_data(wheels: dict[str, Path]) -> None:
@@ -151,20 +167,17 @@ def test_wheel_has_the_tasc_command_and_the_demo_data(wheels: dict[str, Path]) -
 
 
 @pytest.mark.slow("compiles what an installed package compiles at its first start")
-def test_wheels_work_in_an_empty_folder(wheels: dict[str, Path], tmp_path: Path) -> None:
-    installed, empty = tmp_path / "installed", tmp_path / "empty"
-    pip(
-        "install", "--no-deps", "--no-index", "--target", str(installed), *map(str, wheels.values())
-    )
-    empty.mkdir()
-    unset = ("NUMBA_CACHE_DIR", "REDIS_URL", "RAY_ADDRESS")
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment |= {"PYTHONPATH": str(installed), "HOME": str(tmp_path)}
+def test_wheels_work_in_an_empty_folder(
+    wheels: dict[str, Path], installed: Path, tmp_path: Path
+) -> None:
+    install(wheels["tasc_serve"], installed)
+    (empty := tmp_path / "empty").mkdir()
+    env = environment(installed) | {"HOME": str(tmp_path)}
 
     def run(*command: object) -> str:
         done = subprocess.run(
             [sys.executable, *map(str, command)],
-            cwd=empty, env=environment, capture_output=True, text=True,
+            cwd=empty, env=env, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -31,7 +31,7 @@ from tasc_draft.replaying import EPOCHS, corpus_weights
 from tasc_draft.settings import DraftSettings
 from tasc_jobs.index.publish import current_index, publish_file
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.index.tokenise import BATCH_ROWS, tokenise
+from tasc_jobs.index.tokenise import tokenise
 from tasc_jobs.ray_local import require_ray
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import StageProgress, silent
@@ -123,7 +123,7 @@ def opened(
     store = ArtifactStore(connect(url), record.corpus_name, tokenizer.fingerprint)
     before = _before(store)
     table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else before.bigrams
-    source = RedisCorpusSource(url, record.corpus_name, batch_rows=BATCH_ROWS)
+    source = RedisCorpusSource(url, record.corpus_name)
     with TemporaryDirectory(prefix="tasc-index-") as name:
         outputs, prompts = tokenise(source, record, Path(name), parallelism, progress)
         yield TokenCorpus(

@@ -19,6 +19,7 @@ from tasc_store import CorpusRow, CorpusStore, connect
 from tasc_text.template import last_words
 
 _SAMPLED_ROWS = 100
+_BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
 _ROW = [
     ("ordinal", pa.int64()),
     ("key", pa.string()),
@@ -39,7 +40,8 @@ class RedisCorpusSource(Datasource):
     Args:
         url: Address of Redis, as every read task can reach it.
         task: Name of the corpus's task.
-        batch_rows: Number of rows read from Redis in one call, and in one table.
+        batch_rows: Number of rows read from Redis in one call, and in one table; fewer if they are
+            long. Redis walks to the first row of each call, so many small calls are slow.
         previous_words: Number of previous words; with 0, their columns are omitted.
 
     Raises:
@@ -48,7 +50,7 @@ class RedisCorpusSource(Datasource):
     """
 
     def __init__(
-        self, url: str, task: str, *, batch_rows: int = 1000, previous_words: int = 0
+        self, url: str, task: str, *, batch_rows: int = _BATCH_ROWS, previous_words: int = 0
     ) -> None:
         super().__init__()
         with closing(connect(url)) as client:
@@ -58,6 +60,7 @@ class RedisCorpusSource(Datasource):
         if not sample:
             raise EmptyCorpusError(f"the corpus of task {task!r} has no rows; ingest some first")
         self._row_bytes = sum(_bytes(row) for row in sample) / len(sample)
+        batch_rows = max(min(batch_rows, round(_BATCH_BYTES / self._row_bytes)), 1)
         self._read = partial(_read, url, task, batch_rows, previous_words)
 
     def estimate_inmemory_data_size(self) -> int:

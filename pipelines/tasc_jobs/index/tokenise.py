@@ -20,9 +20,7 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 
-# Limits, in rows and in bytes of text, of an encoded batch and of the range of a read task.
-BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
-_RANGE_ROWS, _RANGE_BYTES = 4_000, 16 << 20
+_RANGE_ROWS, _RANGE_BYTES = 4_000, 16 << 20  # limits of a task, in rows and in bytes of text
 # Ray Data's default of 128 MiB exceeds a small object store.
 _BLOCK_BYTES = 8 << 20
 _IDS = pa.list_(pa.int32())
@@ -122,12 +120,11 @@ def tokenise(
     done, any_input = 0, False
     progress("tokenise", 0, source.rows)
     row_bytes = max(source.estimate_inmemory_data_size() // source.rows, 1)
-    ranges = parallelism or -(-source.rows // _most(_RANGE_ROWS, _RANGE_BYTES, row_bytes))
-    dataset = ray.data.read_datasource(source, override_num_blocks=ranges).map_batches(
-        functools.partial(_encode, record),
-        batch_format="pyarrow",
-        batch_size=_most(BATCH_ROWS, _BATCH_BYTES, row_bytes),
-    )
+    range_rows = max(min(_RANGE_ROWS, _RANGE_BYTES // row_bytes), 1)
+    # Without a batch size, Ray Data reads and encodes in one task, and stores no texts.
+    dataset = ray.data.read_datasource(
+        source, override_num_blocks=parallelism or -(-source.rows // range_rows)
+    ).map_batches(functools.partial(_encode, record), batch_format="pyarrow", batch_size=None)
     dataset.context.target_max_block_size = _BLOCK_BYTES
     with TokenFile(folder / "outputs") as outputs, TokenFile(folder / "prompts") as prompts:
         for table in dataset.iter_batches(batch_format="pyarrow", batch_size=None):
@@ -138,11 +135,6 @@ def tokenise(
             done += table.num_rows
             progress("tokenise", done, source.rows)
     return outputs.tokens(source.rows), prompts.tokens(source.rows) if any_input else None
-
-
-def _most(rows: int, room: int, row_bytes: int) -> int:
-    """Returns how many rows of ``row_bytes`` fit within the limits of rows and bytes."""
-    return max(min(rows, room // row_bytes), 1)
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[Int32, Int64]:

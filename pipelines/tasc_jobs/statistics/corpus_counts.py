@@ -1,21 +1,22 @@
 """Counts the n-grams of a corpus in Redis with Ray Data, and sums them by partition in Ray tasks.
 
-Each batch of rows becomes a table of counts, with the partition of every n-gram. The tables stay in
-Ray's object store, which spills to disk if it is full. Then a task per partition reads all tables,
-one at a time, sums the n-grams of its partition, and returns a histogram.
+Each block of rows becomes a table of counts, with the partition of every n-gram, and a task splits
+the table by partition. The parts stay in Ray's object store, which spills to disk if it is full.
+Then a task per partition reads its parts, one at a time, sums them, and returns a histogram.
 
-Memory therefore grows with the number of *different* n-grams of a batch, or of a partition. This
-process holds only histograms and row lengths. Each task filters every table, which is cheap as long
-as there are few partitions; a groupby would send each n-gram through a shuffle. The number of
-partitions therefore depends on the corpus's bytes, and is far below the number of ranges.
+Memory therefore grows with the number of *different* n-grams of a block, or of a partition. This
+process holds only histograms and row lengths. It does not keep the tables themselves: Ray Data
+counts kept blocks against its share of the object store, and would soon run one task at a time.
 """
 
 import functools
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from itertools import islice, pairwise
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray.data
@@ -35,8 +36,7 @@ from tasc_runtime.progress import StageProgress
 
 _COUNTS = pa.schema(
     [
-        ("side", pa.string()),
-        ("unit", pa.string()),
+        ("total", pa.int8()),  # the place of its side and unit in `CorpusTotal.totals`
         ("ngram", pa.large_string()),  # null in rows that count a length, like the partition
         ("partition", pa.int32()),
         ("length", pa.int64()),  # null in rows that count an n-gram
@@ -47,10 +47,11 @@ Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
 """Histograms by side and unit."""
 _ROWS_PER_TASK = 20_000
 # N-grams of n words take n times the bytes of the text. To sum this many bytes, all of them of
-# different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but each
-# reads all tables, which a large corpus spills to disk.
+# different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but more
+# objects, since each table has a part for each partition.
 _PARTITION_BYTES, _LEAST_PARTITIONS = 64 << 20, 8
-_BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
+_BLOCK_BYTES = 8 << 20  # of rows that are counted at a time, and of a table of counts
+_TABLE_PARTS = 32  # of 8 MiB; Ray would keep objects below 100 KiB in this process
 _RETRIES = 3
 _Block: TypeAlias = "ray.ObjectRef[pa.Table]"
 
@@ -68,7 +69,7 @@ def count_corpus(
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        ClusterError: The workers that sum a partition died repeatedly.
+        ClusterError: The workers died repeatedly.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
@@ -78,19 +79,18 @@ def count_corpus(
     ngram_bytes = source.estimate_inmemory_data_size() * units.n
     partitions = ranges if parallelism else partitions_for(ngram_bytes, ranges)
     progress("count", 0, source.rows)
-    here, kept = TableSum(units), list[_Block]()
-    for block in _count_tables(source, units, ranges, partitions):
-        table = ray.get(block)
-        if partitions > 1:
-            kept.append(block)
-            table = lengths_in(table)
+    here, parts = TableSum(units), list[Sequence[_Block]]()
+    tables = _count_tables(source, units, ranges, partitions)
+    counted = _split(tables, partitions) if partitions > 1 else ((ray.get(t), ()) for t in tables)
+    for table, ngrams in counted:
         here.add(table)
+        parts.append(ngrams)
         progress("count", here.rows, source.rows)
     found = here.histograms()
     if partitions == 1:
         return found
     progress("sum", 0, partitions)
-    for done, part in enumerate(partition_sums(kept, units, partitions), 1):
+    for done, part in enumerate(partition_sums(list(zip(*parts, strict=True)), units), 1):
         found = {key: joined(found[key], part[key]) for key in found}
         progress("sum", done, partitions)
     return found
@@ -99,50 +99,80 @@ def count_corpus(
 def _count_tables(
     source: RedisCorpusSource, units: Units, ranges: int, partitions: int
 ) -> Iterator[_Block]:
-    row_bytes = max(source.estimate_inmemory_data_size() // source.rows, 1)
+    # Without a batch size, Ray Data reads and counts in one task, and stores no rows.
     counted = ray.data.read_datasource(source, override_num_blocks=ranges).map_batches(
-        functools.partial(count_rows, units, partitions),
-        batch_format="pyarrow",
-        batch_size=max(min(_BATCH_ROWS, _BATCH_BYTES // row_bytes), 1),
+        functools.partial(count_rows, units, partitions), batch_format="pyarrow", batch_size=None
     )
+    counted.context.target_max_block_size = _BLOCK_BYTES
     # Ray keeps a block while a reference to it exists.
     for bundle in counted.iter_internal_ref_bundles():
         yield from bundle.block_refs
 
 
-def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> Iterator[Histograms]:
-    """Yields the histograms of each partition of the tables, in any order, without lengths.
+def _split(
+    tables: Iterator[_Block], partitions: int
+) -> Iterator[tuple[pa.Table, Sequence[_Block]]]:
+    """Yields the lengths of a few tables at a time, and their n-grams of each partition."""
+    few = -(-partitions // _TABLE_PARTS)
+    waiting = dict[_Block, Sequence[_Block]]()
+
+    def ended(count: int, timeout_s: float | None) -> Iterator[tuple[pa.Table, Sequence[_Block]]]:
+        for lengths in ray.wait(list(waiting), num_returns=count, timeout=timeout_s)[0]:
+            yield _got(lengths, partitions), waiting.pop(lengths)
+
+    for some in iter(lambda: list(islice(tables, few)), []):
+        splitting = split_tables.options(num_returns=partitions + 1)
+        parts: Any = splitting.remote(partitions, *some)
+        waiting[parts[0]] = parts[1:]
+        yield from ended(len(waiting), 0)
+    while waiting:
+        yield from ended(1, None)
+
+
+def partition_sums(parts: Sequence[Sequence[_Block]], units: Units) -> Iterator[Histograms]:
+    """Yields the histograms of the tables of each partition, in any order.
 
     At most as many tasks as the cluster has CPUs run at a time.
 
     Raises:
-        ClusterError: The workers of a partition died repeatedly.
+        ClusterError: The workers died repeatedly.
         RayError: A task failed for another reason.
     """
-    listed = ray.put(tables)  # sent once, not with every task
     at_a_time = max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    waiting = deque(range(partitions))
+    waiting = deque(parts)
     running: list[ray.ObjectRef[Histograms]] = []
     while waiting or running:
         while waiting and len(running) < at_a_time:
-            running.append(sum_partition.remote(listed, units, waiting.popleft()))
+            running.append(sum_tables.remote(waiting.popleft(), units))
         (ended,), running = ray.wait(running)
-        try:
-            yield ray.get(ended)
-        except (WorkerCrashedError, OutOfMemoryError) as error:
-            raise ClusterError(
-                f"the workers that sum one of {partitions} partitions of the n-grams died "
-                f"repeatedly ({in_short(error)}); each worker holds the different n-grams of a "
-                "partition, so give Ray's machines more memory"
-            ) from error
+        yield _got(ended, len(parts))
+
+
+T = TypeVar("T")
+
+
+def _got(found: "ray.ObjectRef[T]", partitions: int) -> T:
+    try:
+        return ray.get(found)
+    except (WorkerCrashedError, OutOfMemoryError) as error:
+        raise ClusterError(
+            f"the workers that split or sum {partitions} partitions of the n-grams died "
+            f"repeatedly ({in_short(error)}); each worker holds the different n-grams of a "
+            "partition, so give Ray's machines more memory"
+        ) from error
 
 
 @ray.remote(num_cpus=1, max_retries=_RETRIES)
-def sum_partition(tables: Sequence[_Block], units: Units, partition: int) -> Histograms:
-    """Sums the n-grams of one partition, with one table at a time in memory."""
+def split_tables(partitions: int, *tables: pa.Table) -> list[pa.Table]:
+    return split(pa.concat_tables(tables), partitions)
+
+
+@ray.remote(num_cpus=1, max_retries=_RETRIES)
+def sum_tables(tables: Sequence[_Block], units: Units) -> Histograms:
+    """Sums tables of counts, with one at a time in memory."""
     total = TableSum(units)
     for table in tables:
-        total.add(ngrams_in(ray.get(table), partition))
+        total.add(ray.get(table))
     return total.histograms()
 
 
@@ -155,7 +185,7 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
     total = CorpusTotal(units)
     total.add_rows(table)
     return pa.concat_tables(
-        _encoded(side, unit, counts, partitions) for (side, unit), counts in total.totals.items()
+        _encoded(place, counts, partitions) for place, counts in enumerate(total.totals.values())
     )
 
 
@@ -169,29 +199,27 @@ def partition_of(ngram: str, partitions: int) -> int:
     return zlib.crc32(ngram.encode()) % partitions
 
 
-def ngrams_in(table: pa.Table, partition: int) -> pa.Table:
-    """Returns the rows of a table of counts for n-grams of this partition."""
-    return table.filter(pc.equal(table["partition"], partition))
-
-
-def lengths_in(table: pa.Table) -> pa.Table:
-    """Returns the rows of a table of counts for lengths."""
-    return table.filter(pc.is_valid(table["length"]))
+def split(table: pa.Table, partitions: int) -> list[pa.Table]:
+    """Returns the rows of a table of counts for lengths, and those for n-grams by partition."""
+    places = table["partition"].fill_null(-1).to_numpy() + 1
+    ends = np.cumsum(np.bincount(places, minlength=partitions + 1))
+    order = np.argsort(places, kind="stable")
+    return [table.take(order[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
 class TableSum(CorpusTotal):
     """A running sum of tables of counts; memory grows with the number of different n-grams."""
 
     def add(self, table: pa.Table) -> None:
-        for (side, unit), total in self.totals.items():
-            is_own = pc.and_(pc.equal(table["side"], side), pc.equal(table["unit"], unit))
-            own = table.filter(is_own)
-            lengths, ngrams = lengths_in(own), own.filter(pc.is_valid(own["ngram"]))
+        for place, total in enumerate(self.totals.values()):
+            own = table.filter(pc.equal(table["total"], place))
+            is_length = pc.is_valid(own["length"])
+            lengths, ngrams = own.filter(is_length), own.filter(pc.invert(is_length))
             total.add_ngrams(ngrams["ngram"], ngrams["count"])
             total.add_lengths(lengths["length"], lengths["count"])
 
 
-def _encoded(side: str, unit: str, total: NgramTotal, partitions: int) -> pa.Table:
+def _encoded(place: int, total: NgramTotal, partitions: int) -> pa.Table:
     """Returns a table of counts: one row for each n-gram, and one for each length."""
     ngrams = total.ngrams()
     places = [partition_of(ngram, partitions) for ngram in ngrams["ngram"].to_numpy()]
@@ -202,5 +230,4 @@ def _encoded(side: str, unit: str, total: NgramTotal, partitions: int) -> pa.Tab
         pa.table(lengths, names=["length", "count"]),
     )
     whole = pa.concat_tables(parts, promote_options="default")
-    named = whole.set_column(0, "side", pa.repeat(side, len(whole)))
-    return named.set_column(1, "unit", pa.repeat(unit, len(whole)))
+    return whole.set_column(0, "total", pa.repeat(pa.scalar(place, pa.int8()), len(whole)))

@@ -137,7 +137,7 @@ def corpus_statistics(
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        ClusterError: The workers that sum a partition died repeatedly.
+        ClusterError: The workers died repeatedly.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """

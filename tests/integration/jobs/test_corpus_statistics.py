@@ -11,7 +11,7 @@ import ray
 
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.index.ingest import ingest
-from tasc_jobs.statistics.corpus_counts import count_rows, partition_sums
+from tasc_jobs.statistics.corpus_counts import count_rows, partition_sums, split
 from tasc_jobs.statistics.ngrams import Units, joined
 from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statistics
 from tasc_store import connect
@@ -30,7 +30,7 @@ def pos_ewt(redis_url, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "parallelism", [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)]
+    "parallelism", [1, 3, pytest.param(40, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)]
 )
 def test_statistics_are_equal_at_any_parallelism(ray_cluster, redis_url, pos_ewt, parallelism):
     reported, units = [], Units(across_rows=True)
@@ -77,14 +77,17 @@ def _workers_cannot_import_this_file():
 
 
 @pytest.fixture
-def table() -> pa.Table:
+def tables() -> list[pa.Table]:
+    """A table of n-grams for each partition."""
     texts = [f"a b{row % 7} c{row}" for row in range(50)]
-    return count_rows(UNITS, PARTITIONS, pa.table({"input": texts, "output": texts}))
+    counts = count_rows(UNITS, PARTITIONS, pa.table({"input": texts, "output": texts}))
+    return split(counts, PARTITIONS)[1:]
 
 
-def summed(blocks):
+def summed(*parts):
     """Frequencies by side and unit."""
-    parts = list(partition_sums(blocks, UNITS, PARTITIONS))
+    refs = [[ray.put(table) for table in tables] for tables in parts]
+    parts = list(partition_sums(refs, UNITS))
     assert len(parts) == PARTITIONS
     both = parts[0]
     for part in parts[1:]:
@@ -92,16 +95,19 @@ def summed(blocks):
     return {key: found.frequencies for key, found in both.items()}
 
 
-def test_partition_whose_worker_dies_is_summed_again(ray_cluster, table, tmp_path):
+def test_partition_whose_worker_dies_is_summed_again(ray_cluster, tables, tmp_path):
     files = [tmp_path / "once", tmp_path / "twice"]
-    found = summed([ray.put(table), ray.put(Deadly(table, files))])
+    first, *others = tables
+    found = summed([first, Deadly(first, files)], *([table] * 2 for table in others))
     assert all(file.exists() for file in files)
-    assert found == summed([ray.put(table)] * 2)
+    assert found == summed(*([table] * 2 for table in tables))
 
 
 @pytest.mark.slow("kills workers until Ray gives up")
-def test_partition_with_dying_workers_raises_an_error_with_a_solution(ray_cluster, table, tmp_path):
+def test_partition_with_dying_workers_raises_an_error_with_a_solution(
+    ray_cluster, tables, tmp_path
+):
     files = [tmp_path / str(deaths) for deaths in range(100)]
     with pytest.raises(ClusterError):
-        summed([ray.put(Deadly(table, files))])
+        summed([Deadly(tables[0], files)], *([table] for table in tables))
     assert sum(file.exists() for file in files) >= 4

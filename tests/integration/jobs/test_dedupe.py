@@ -23,7 +23,7 @@ from tasc_store import TaskStore
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
-DISTINCT, COUNT = 40, 100
+DISTINCT, COUNT = 25, 60
 ENGINE = EngineSettings(rows=4, max_model_len=128, cost_aware=False)
 FLOAT32, INT8 = {}, {"quantization": "int8-dynamic"}
 GUIDE = GuideSpec("choice", ("alarm_set", "weather_query", "play_music"), field="--choices")

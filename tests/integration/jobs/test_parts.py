@@ -219,4 +219,4 @@ def test_example_answers_rows_of_an_object_store(store: ObjectStore, tmp_path: P
     )
     command.kill()
     assert ran.returncode == 0, ran.stderr
-    assert "2974 answers, such as intent: " in ran.stdout
+    assert "300 answers, such as intent: " in ran.stdout

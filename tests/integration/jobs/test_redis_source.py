@@ -12,7 +12,7 @@ from support import write_rows
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, lengths_in, ngrams_in
+from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, split
 from tasc_jobs.statistics.ngrams import Units, joined
 from tasc_jobs.statistics.task_statistics import file_statistics, statistics_of
 from tasc_store import CorpusRow, CorpusStore
@@ -113,11 +113,12 @@ def test_statistics_of_corpus_parts_sum_to_the_statistics_of_the_file(
     read = [table for part in source.get_read_tasks(parts) for table in part()]
     counted = list(map(partial(count_rows, units, partitions), read))
     rng.shuffle(counted)
-    lengths = sum_of(map(lengths_in, counted), units)
+    lengths, *parts = zip(*(split(table, partitions) for table in counted), strict=True)
+    lengths = sum_of(lengths, units)
     assert lengths.rows == 60
     found = lengths.histograms()
-    for partition in range(partitions):
-        part = sum_of((ngrams_in(table, partition) for table in counted), units).histograms()
+    for tables in parts:
+        part = sum_of(tables, units).histograms()
         found = {key: joined(found[key], part[key]) for key in found}
     whole = sum_of(counted, units)
     assert (whole.rows, whole.histograms()) == (60, found)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import write_rows
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.statistics import ngrams as ngrams_module
-from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, lengths_in, ngrams_in
+from tasc_jobs.statistics.corpus_counts import TableSum, count_rows, split
 from tasc_jobs.statistics.ngrams import NgramHistogram, NgramTotal, Units
 from tasc_jobs.statistics.task_statistics import file_statistics, statistics_of
 from tasc_jobs.words import SIDES, split_words, with_previous_words
@@ -58,11 +58,11 @@ def counted(rows, units):
     return found
 
 
-def contents(table):
+def contents(table, units):
     """The n-grams with partitions, and the lengths, of a table of counts."""
-    found = {}
+    found = {(side, unit): (Counter(), Counter()) for side in SIDES for unit in units.orders}
     for row in table.to_pylist():
-        ngrams, lengths = found.setdefault((row["side"], row["unit"]), (Counter(), Counter()))
+        ngrams, lengths = list(found.values())[row["total"]]
         if row["ngram"] is None:
             assert row["partition"] is None
             lengths[row["length"]] += row["count"]
@@ -87,10 +87,10 @@ def assert_counted(rows, units):
     """Compares the counts of rows, in one table and in many, with the plain ones."""
     plain = counted(rows, units)
     table = table_of(rows, units)
-    assert contents(count_rows(units, 7, table)) == plain
+    assert contents(count_rows(units, 7, table), units) == plain
     parts = [count_rows(units, 7, table.slice(at, 2)) for at in range(0, len(rows), 2)]
     joined = pa.concat_tables(parts)  # as Ray does, with a length in several rows
-    assert contents(joined) == plain
+    assert contents(joined, units) == plain
     whole = TableSum(units)
     whole.add(joined)
     histograms = {
@@ -98,16 +98,18 @@ def assert_counted(rows, units):
         for key, (ngrams, lengths) in plain.items()
     }
     assert (whole.rows, whole.histograms()) == (len(rows), histograms)
-    for partition in range(7):
+    lengths, *by_partition = zip(*(split(part, 7) for part in parts), strict=True)
+    for partition, tables in enumerate(by_partition):
         total = TableSum(units)
-        for part in parts:
-            total.add(ngrams_in(part, partition))
+        for part in tables:
+            total.add(part)
         for key, histogram in total.histograms().items():
             own = [c for n, c in plain[key][0].items() if zlib.crc32(n.encode()) % 7 == partition]
             assert histogram == NgramHistogram(Counter(own), {})
-    lengths = TableSum(units)
-    lengths.add(lengths_in(joined))
-    assert lengths.rows == len(rows)
+    only = TableSum(units)
+    for part in lengths:
+        only.add(part)
+    assert only.rows == len(rows)
 
 
 @settings(max_examples=40, deadline=None)
