@@ -62,17 +62,19 @@ def tokenise(url: str, few: str, task: str) -> dict[str, Any]:
     The workers are started by tokenising the corpus ``few``.
     """
     from tasc_jobs.demo.tasks import demo_record
+    from tasc_jobs.index import tokenise as module
     from tasc_jobs.index.redis_source import RedisCorpusSource
-    from tasc_jobs.index.tokenise import tokenise as tokenised
     from tasc_jobs.ray_local import local_ray
     from tasc_runtime.progress import silent
 
-    first, source = (RedisCorpusSource(url, name) for name in (few, task))
+    # Older versions read with a limit of their own.
+    own = {"batch_rows": module.BATCH_ROWS} if hasattr(module, "BATCH_ROWS") else {}
+    first, source = (RedisCorpusSource(url, name, **own) for name in (few, task))
     record = demo_record("massive_en")
     with local_ray(num_cpus=2), tempfile.TemporaryDirectory() as folder:
-        tokenised(first, record, Path(folder), 2, silent)
+        module.tokenise(first, record, Path(folder), 2, silent)
         began = time.perf_counter()
-        outputs, prompts = tokenised(source, record, Path(folder), None, silent)
+        outputs, prompts = module.tokenise(source, record, Path(folder), None, silent)
         seconds = time.perf_counter() - began
         assert prompts is not None
         parts = outputs.ids, outputs.lengths, prompts.ids, prompts.lengths

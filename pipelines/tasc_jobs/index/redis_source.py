@@ -19,7 +19,7 @@ from tasc_store import CorpusRow, CorpusStore, connect
 from tasc_text.template import last_words
 
 _SAMPLED_ROWS = 100
-_BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
+_FIRST_ROWS, _BATCH_ROWS, _BATCH_BYTES = 500, 5_000, 4 << 20
 _ROW = [
     ("ordinal", pa.int64()),
     ("key", pa.string()),
@@ -40,8 +40,10 @@ class RedisCorpusSource(Datasource):
     Args:
         url: Address of Redis, as every read task can reach it.
         task: Name of the corpus's task.
-        batch_rows: Number of rows read from Redis in one call, and in one table; fewer if they are
-            long. Redis walks to the first row of each call, so many small calls are slow.
+        batch_rows: Maximum number of rows read from Redis in one call, and in one table. The first
+            call of a task reads up to 500, and each further one up to twice as many as the last,
+            or as many as have 4 MiB if they are as long as the last ones. Redis walks to the first
+            row of each call, so small calls are slow.
         previous_words: Number of previous words; with 0, their columns are omitted.
 
     Raises:
@@ -60,7 +62,6 @@ class RedisCorpusSource(Datasource):
         if not sample:
             raise EmptyCorpusError(f"the corpus of task {task!r} has no rows; ingest some first")
         self._row_bytes = sum(_bytes(row) for row in sample) / len(sample)
-        batch_rows = max(min(batch_rows, round(_BATCH_BYTES / self._row_bytes)), 1)
         self._read = partial(_read, url, task, batch_rows, previous_words)
 
     def estimate_inmemory_data_size(self) -> int:
@@ -108,14 +109,18 @@ def _read(
     with closing(connect(url)) as client:
         store = CorpusStore(client, task)
         before = _words_before(store, start, batch_rows, previous_words)
-        for first in range(start, stop, batch_rows):
-            rows = store.read(first, min(first + batch_rows, stop))
-            if len(rows) < min(batch_rows, stop - first):
+        first, count = start, min(batch_rows, _FIRST_ROWS)
+        while first < stop:
+            rows = store.read(first, min(first + count, stop))
+            if len(rows) < min(count, stop - first):
                 raise EmptyCorpusError(
                     f"the corpus of task {task!r} shrank below {stop} rows while it was read; "
                     "run the job again when the task is not being deleted"
                 )
             table = _table(rows, first)
+            first += len(rows)
+            most = min(batch_rows, 2 * count, count * _BATCH_BYTES // table.nbytes)
+            count = max(most, 1)
             if previous_words:
                 table, before = with_previous_words(table, before, previous_words)
             yield table

@@ -4,16 +4,17 @@ Each block of rows becomes a table of counts, with the partition of every n-gram
 the table by partition. The parts stay in Ray's object store, which spills to disk if it is full.
 Then a task per partition reads its parts, one at a time, sums them, and returns a histogram.
 
-Memory therefore grows with the number of *different* n-grams of a block, or of a partition. This
-process holds only histograms and row lengths. It does not keep the tables themselves: Ray Data
-counts kept blocks against its share of the object store, and would soon run one task at a time.
+Memory therefore grows with the number of *different* n-grams of a partition. This process holds
+histograms and row lengths. It does not keep the tables themselves: Ray Data counts kept blocks
+against its share of the object store, and would soon run one task at a time.
 """
 
 import functools
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -48,10 +49,12 @@ Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
 _ROWS_PER_TASK = 20_000
 # N-grams of n words take n times the bytes of the text. To sum this many bytes, all of them of
 # different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but more
-# objects, since each table has a part for each partition.
-_PARTITION_BYTES, _LEAST_PARTITIONS = 64 << 20, 8
+# objects.
+_PARTITION_BYTES, _LEAST_PARTITIONS, _MOST_PARTITIONS = 64 << 20, 8, 256
+# Ray keeps objects below 100 KiB in this process, so tables are split together until the parts are
+# larger.
+_PART_BYTES = 128 << 10
 _BLOCK_BYTES = 8 << 20  # of rows that are counted at a time, and of a table of counts
-_TABLE_PARTS = 32  # of 8 MiB; Ray would keep objects below 100 KiB in this process
 _RETRIES = 3
 _Block: TypeAlias = "ray.ObjectRef[pa.Table]"
 
@@ -64,7 +67,7 @@ def count_corpus(
     Args:
         parallelism: Number of ranges to read and of partitions to sum. By default, there is a
             range for every 20,000 rows, and a partition for every 64 MiB of n-grams, but as many
-            as ranges up to 8. A single partition is summed in this process.
+            as ranges up to 8 and at most 256. A single partition is summed in this process.
         progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:
@@ -79,18 +82,20 @@ def count_corpus(
     ngram_bytes = source.estimate_inmemory_data_size() * units.n
     partitions = ranges if parallelism else partitions_for(ngram_bytes, ranges)
     progress("count", 0, source.rows)
-    here, parts = TableSum(units), list[Sequence[_Block]]()
-    tables = _count_tables(source, units, ranges, partitions)
-    counted = _split(tables, partitions) if partitions > 1 else ((ray.get(t), ()) for t in tables)
-    for table, ngrams in counted:
-        here.add(table)
-        parts.append(ngrams)
-        progress("count", here.rows, source.rows)
+    here, split_tables = TableSum(units), list[Sequence[_Block]]()
+    with closing(_count_tables(source, units, ranges, partitions)) as tables:
+        whole = ((ray.get(table), ()) for table, _ in tables)
+        for table, parts in split_by_partition(tables, partitions) if partitions > 1 else whole:
+            here.add(table)
+            split_tables.append(parts)
+            progress("count", here.rows, source.rows)
     found = here.histograms()
     if partitions == 1:
         return found
+    by_partition = deque(zip(*split_tables, strict=True))
+    del split_tables, parts  # Ray frees the parts of a partition when it is summed
     progress("sum", 0, partitions)
-    for done, part in enumerate(partition_sums(list(zip(*parts, strict=True)), units), 1):
+    for done, part in enumerate(partition_sums(by_partition, units), 1):
         found = {key: joined(found[key], part[key]) for key in found}
         progress("sum", done, partitions)
     return found
@@ -98,7 +103,8 @@ def count_corpus(
 
 def _count_tables(
     source: RedisCorpusSource, units: Units, ranges: int, partitions: int
-) -> Iterator[_Block]:
+) -> Generator[tuple[_Block, int]]:
+    """Yields tables of counts and their bytes."""
     # Without a batch size, Ray Data reads and counts in one task, and stores no rows.
     counted = ray.data.read_datasource(source, override_num_blocks=ranges).map_batches(
         functools.partial(count_rows, units, partitions), batch_format="pyarrow", batch_size=None
@@ -106,64 +112,87 @@ def _count_tables(
     counted.context.target_max_block_size = _BLOCK_BYTES
     # Ray keeps a block while a reference to it exists.
     for bundle in counted.iter_internal_ref_bundles():
-        yield from bundle.block_refs
+        for block, metadata in zip(bundle.block_refs, bundle.metadata, strict=True):
+            yield block, metadata.size_bytes or 0
 
 
-def _split(
-    tables: Iterator[_Block], partitions: int
+def split_by_partition(
+    tables: Iterable[tuple[_Block, int]], partitions: int
 ) -> Iterator[tuple[pa.Table, Sequence[_Block]]]:
-    """Yields the lengths of a few tables at a time, and their n-grams of each partition."""
-    few = -(-partitions // _TABLE_PARTS)
+    """Yields the lengths of some tables at a time, and their n-grams of each partition.
+
+    Args:
+        tables: Tables of counts and their bytes.
+
+    Raises:
+        ClusterError: The workers died repeatedly.
+        RayError: A task failed for another reason.
+    """
+    splitting = _split_task.options(num_returns=partitions + 1)
     waiting = dict[_Block, Sequence[_Block]]()
 
     def ended(count: int, timeout_s: float | None) -> Iterator[tuple[pa.Table, Sequence[_Block]]]:
         for lengths in ray.wait(list(waiting), num_returns=count, timeout=timeout_s)[0]:
-            yield _got(lengths, partitions), waiting.pop(lengths)
+            yield _got(lengths, "split tables of n-grams"), waiting.pop(lengths)
 
-    for some in iter(lambda: list(islice(tables, few)), []):
-        splitting = split_tables.options(num_returns=partitions + 1)
+    for some in _together(tables, partitions * _PART_BYTES):
         parts: Any = splitting.remote(partitions, *some)
         waiting[parts[0]] = parts[1:]
+        del some  # Ray Data waits for its blocks
         yield from ended(len(waiting), 0)
     while waiting:
         yield from ended(1, None)
 
 
-def partition_sums(parts: Sequence[Sequence[_Block]], units: Units) -> Iterator[Histograms]:
+def _together(tables: Iterable[tuple[_Block, int]], least_bytes: int) -> Iterator[list[_Block]]:
+    """Yields lists of tables that have a number of bytes together."""
+    some, size = list[_Block](), 0
+    for table, table_bytes in tables:
+        some.append(table)
+        size += table_bytes
+        if size >= least_bytes:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def partition_sums(partitions: deque[Sequence[_Block]], units: Units) -> Iterator[Histograms]:
     """Yields the histograms of the tables of each partition, in any order.
 
     At most as many tasks as the cluster has CPUs run at a time.
+
+    Args:
+        partitions: The tables of each partition, which are removed.
 
     Raises:
         ClusterError: The workers died repeatedly.
         RayError: A task failed for another reason.
     """
     at_a_time = max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    waiting = deque(parts)
     running: list[ray.ObjectRef[Histograms]] = []
-    while waiting or running:
-        while waiting and len(running) < at_a_time:
-            running.append(sum_tables.remote(waiting.popleft(), units))
+    while partitions or running:
+        while partitions and len(running) < at_a_time:
+            running.append(sum_tables.remote(partitions.popleft(), units))
         (ended,), running = ray.wait(running)
-        yield _got(ended, len(parts))
+        yield _got(ended, "sum the different n-grams of a partition")
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def _got(found: "ray.ObjectRef[T]", partitions: int) -> T:
+def _got(found: "ray.ObjectRef[_T]", work: str) -> _T:
     try:
         return ray.get(found)
     except (WorkerCrashedError, OutOfMemoryError) as error:
         raise ClusterError(
-            f"the workers that split or sum {partitions} partitions of the n-grams died "
-            f"repeatedly ({in_short(error)}); each worker holds the different n-grams of a "
-            "partition, so give Ray's machines more memory"
+            f"the workers that {work} died repeatedly ({in_short(error)}); "
+            "give Ray's machines more memory"
         ) from error
 
 
 @ray.remote(num_cpus=1, max_retries=_RETRIES)
-def split_tables(partitions: int, *tables: pa.Table) -> list[pa.Table]:
+def _split_task(partitions: int, *tables: pa.Table) -> list[pa.Table]:
     return split(pa.concat_tables(tables), partitions)
 
 
@@ -191,7 +220,8 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
 
 def partitions_for(ngram_bytes: int, ranges: int) -> int:
     """Returns the usual number of partitions of a corpus, at most one for each range."""
-    return min(ranges, max(-(-ngram_bytes // _PARTITION_BYTES), _LEAST_PARTITIONS))
+    wanted = max(-(-ngram_bytes // _PARTITION_BYTES), _LEAST_PARTITIONS)
+    return min(ranges, wanted, _MOST_PARTITIONS)
 
 
 def partition_of(ngram: str, partitions: int) -> int:
@@ -203,8 +233,8 @@ def split(table: pa.Table, partitions: int) -> list[pa.Table]:
     """Returns the rows of a table of counts for lengths, and those for n-grams by partition."""
     places = table["partition"].fill_null(-1).to_numpy() + 1
     ends = np.cumsum(np.bincount(places, minlength=partitions + 1))
-    order = np.argsort(places, kind="stable")
-    return [table.take(order[begin:end]) for begin, end in pairwise([0, *ends])]
+    order, whole = np.argsort(places, kind="stable"), table.combine_chunks()
+    return [whole.take(order[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
 class TableSum(CorpusTotal):

@@ -132,7 +132,7 @@ def corpus_statistics(
         task: Name of the corpus's task.
         units: What is counted; word bigrams if None.
         parallelism: Number of ranges to read and of partitions to sum; by default a range for every
-            20,000 rows, and fewer partitions.
+            20,000 rows, and at most as many partitions.
         progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import deque
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import ray
 
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.index.ingest import ingest
-from tasc_jobs.statistics.corpus_counts import count_rows, partition_sums, split
+from tasc_jobs.statistics.corpus_counts import (
+    _PART_BYTES,
+    TableSum,
+    count_rows,
+    partition_sums,
+    split,
+    split_by_partition,
+)
 from tasc_jobs.statistics.ngrams import Units, joined
 from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statistics
 from tasc_store import connect
@@ -77,22 +85,43 @@ def _workers_cannot_import_this_file():
 
 
 @pytest.fixture
-def tables() -> list[pa.Table]:
-    """A table of n-grams for each partition."""
+def whole() -> pa.Table:
     texts = [f"a b{row % 7} c{row}" for row in range(50)]
-    counts = count_rows(UNITS, PARTITIONS, pa.table({"input": texts, "output": texts}))
-    return split(counts, PARTITIONS)[1:]
+    return count_rows(UNITS, PARTITIONS, pa.table({"input": texts, "output": texts}))
+
+
+@pytest.fixture
+def tables(whole) -> list[pa.Table]:
+    """A table of n-grams for each partition."""
+    return split(whole, PARTITIONS)[1:]
 
 
 def summed(*parts):
     """Frequencies by side and unit."""
     refs = [[ray.put(table) for table in tables] for tables in parts]
-    parts = list(partition_sums(refs, UNITS))
+    parts = list(partition_sums(deque(refs), UNITS))
     assert len(parts) == PARTITIONS
     both = parts[0]
     for part in parts[1:]:
         both = {key: joined(both[key], part[key]) for key in both}
     return {key: found.frequencies for key, found in both.items()}
+
+
+def test_tables_are_split_together_also_if_a_worker_dies(ray_cluster, whole, tmp_path):
+    counts = [whole, whole, Deadly(whole, [tmp_path / "once"]), whole, whole]
+    half = PARTITIONS * _PART_BYTES // 2
+    found = list(split_by_partition(((ray.put(each), half) for each in counts), PARTITIONS))
+    assert (tmp_path / "once").exists()
+    assert [len(parts) for _, parts in found] == [PARTITIONS] * 3
+    split_sum, right = TableSum(UNITS), TableSum(UNITS)
+    for lengths, parts in found:
+        assert lengths["ngram"].null_count == lengths.num_rows
+        for table in (lengths, *ray.get(list(parts))):
+            split_sum.add(table)
+    for _ in counts:
+        right.add(whole)
+    assert split_sum.rows == 50 * len(counts)
+    assert split_sum.histograms() == right.histograms()
 
 
 def test_partition_whose_worker_dies_is_summed_again(ray_cluster, tables, tmp_path):

@@ -50,6 +50,18 @@ def test_parallel_reads_cover_the_corpus_in_order(redis_url, task, corpus, paral
     ]
 
 
+def test_long_rows_are_read_a_few_at_a_time(redis_url, task, client):
+    store, long = CorpusStore(client, task), "x" * 20_000
+    for at in range(0, 2000, 500):
+        rows = [CorpusRow(f"{i}", "", long if i >= 500 else "x") for i in range(at, at + 500)]
+        store.append(rows)
+    (found,) = tables(RedisCorpusSource(redis_url, task), 1)
+    sizes = [table.num_rows for table in found]
+    assert sizes[:2] == [500, 1000]  # the rows before the second call are short
+    assert all(table.nbytes < 5 << 20 for table in found[2:])
+    assert [row["ordinal"] for row in whole([found])] == list(range(2000))
+
+
 def test_ray_read_tasks_report_their_rows_and_bytes(redis_url, task, corpus):
     found = tables(RedisCorpusSource(redis_url, task, batch_rows=2), 2, per_task_row_limit=3)
     assert [sum(table.num_rows for table in part) for part in found] == [3, 3]
