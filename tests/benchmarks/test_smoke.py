@@ -45,11 +45,11 @@ def test_job_killed_twice_has_the_undisturbed_output(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.ray
 def test_job_with_copies_of_answers_has_the_output_of_one_without(tmp_path: Path) -> None:
-    few = ["--rows", "120", "--share", "0.5", "--repeats", "1", "--parts", "float32"]
+    few = ["--rows", "300", "--share", "0.5", "--repeats", "1", "--parts", "float32"]
     found = run_with_file("batch/bench_dedupe.py", *few, folder=tmp_path)
     part = found["parts"]["float32"]
     assert part["differing"] == 0
-    assert [part[side][0]["repeats"] for side in ("on", "off")] == [60, 0]
+    assert [part[side][0]["repeats"] for side in ("on", "off")] == [150, 0]
     assert part["on"][0]["tokens"] < part["off"][0]["tokens"]
 
 

@@ -51,8 +51,8 @@ _ROWS_PER_TASK = 20_000
 # different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but more
 # objects.
 _PARTITION_BYTES, _LEAST_PARTITIONS, _MOST_PARTITIONS = 64 << 20, 8, 256
-# Ray keeps objects below 100 KiB in this process, so tables are split together until the parts are
-# larger.
+# Ray keeps objects below 100 KiB in this process, so small tables are split together, into larger
+# parts.
 _PART_BYTES = 128 << 10
 _BLOCK_BYTES = 8 << 20  # of rows that are counted at a time, and of a table of counts
 _RETRIES = 3
@@ -84,8 +84,8 @@ def count_corpus(
     progress("count", 0, source.rows)
     here, split_tables = TableSum(units), list[Sequence[_Block]]()
     with closing(_count_tables(source, units, ranges, partitions)) as tables:
-        whole = ((ray.get(table), ()) for table, _ in tables)
-        for table, parts in split_by_partition(tables, partitions) if partitions > 1 else whole:
+        unsplit = ((ray.get(table), ()) for table, _ in tables)
+        for table, parts in split_by_partition(tables, partitions) if partitions > 1 else unsplit:
             here.add(table)
             split_tables.append(parts)
             progress("count", here.rows, source.rows)
@@ -138,14 +138,14 @@ def split_by_partition(
     for some in _together(tables, partitions * _PART_BYTES):
         parts: Any = splitting.remote(partitions, *some)
         waiting[parts[0]] = parts[1:]
-        del some  # Ray Data waits for its blocks
+        del some  # Ray Data counts blocks as long as there are references to them
         yield from ended(len(waiting), 0)
     while waiting:
         yield from ended(1, None)
 
 
 def _together(tables: Iterable[tuple[_Block, int]], least_bytes: int) -> Iterator[list[_Block]]:
-    """Yields lists of tables that have a number of bytes together."""
+    """Yields lists of tables that have ``least_bytes`` together; the last may have fewer."""
     some, size = list[_Block](), 0
     for table, table_bytes in tables:
         some.append(table)

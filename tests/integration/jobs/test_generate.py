@@ -93,7 +93,7 @@ def test_rejected_rows_have_line_id_and_reason(redis_url: str, served: str, tmp_
 def test_stopped_job_resumes_only_with_the_same_input_and_settings(
     client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
-    source = write_rows(tmp_path / "in.jsonl", rows(600))
+    source = write_rows(tmp_path / "in.jsonl", rows(1500))
     output = tmp_path / "out.jsonl"
     done: list[int] = []
 
@@ -107,16 +107,16 @@ def test_stopped_job_resumes_only_with_the_same_input_and_settings(
     assert not output.exists()
     with pytest.raises(JobChanged):
         run(asked=Request(parameters={"temperature": 0.5}))
-    write_rows(source, rows(601))
+    write_rows(source, rows(1501))
     with pytest.raises(JobChanged):
         run()
     TaskStore(client).put(record_of(served, folder, stop=("x",)))
-    write_rows(source, rows(600))
+    write_rows(source, rows(1500))
     whole = run()  # with the task's version at its start
-    assert (whole.rows, whole.stopped) == (600, False)
+    assert (whole.rows, whole.stopped) == (1500, False)
     assert whole.resumed >= done[-1] > 0
     begun = JobFolder(job_folder(output)).begun()
-    assert (begun.record_version, begun.report["rows"]) == (1, 600)
+    assert (begun.record_version, begun.report["rows"]) == (1, 1500)
     write_rows(source, rows(8))
     assert (run(restart=True).rows, len(read_rows(output))) == (8, 8)
 

@@ -125,12 +125,12 @@ def test_statistics_of_corpus_parts_sum_to_the_statistics_of_the_file(
     read = [table for part in source.get_read_tasks(parts) for table in part()]
     counted = list(map(partial(count_rows, units, partitions), read))
     rng.shuffle(counted)
-    lengths, *parts = zip(*(split(table, partitions) for table in counted), strict=True)
+    lengths, *by_partition = zip(*(split(table, partitions) for table in counted), strict=True)
     lengths = sum_of(lengths, units)
     assert lengths.rows == 60
     found = lengths.histograms()
-    for tables in parts:
-        part = sum_of(tables, units).histograms()
+    for own in by_partition:
+        part = sum_of(own, units).histograms()
         found = {key: joined(found[key], part[key]) for key in found}
     whole = sum_of(counted, units)
     assert (whole.rows, whole.histograms()) == (60, found)
