@@ -1,6 +1,6 @@
 """Splits columns of texts into words with Arrow's kernels; white space is that of `str.split`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,15 @@ def split_words(texts: pa.LargeStringArray) -> pa.ListArray:
     trimmed = pc.utf8_trim_whitespace(texts)
     # Arrow finds one empty word in an empty text.
     return pc.utf8_split_whitespace(pc.if_else(pc.equal(trimmed, ""), None, trimmed))
+
+
+def token_ids(
+    encode: Callable[[Sequence[str]], list[list[int]]], texts: pa.LargeStringArray
+) -> pa.ListArray:
+    """Returns the ids of each text as ``list<int32>``; a text that repeats is encoded once."""
+    different = texts.dictionary_encode()
+    ids = pa.array(encode(different.dictionary.to_pylist()), pa.list_(pa.int32()))
+    return ids.take(different.indices)
 
 
 def with_previous_words(

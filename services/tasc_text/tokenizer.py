@@ -236,7 +236,7 @@ class TaskTokenizer:
     def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of task outputs, without special tokens."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [list(e.ids) for e in encodings]
+        return [e.ids for e in encodings]
 
     def with_special_tokens(self, ids: list[int]) -> list[int]:
         """Ids of a prompt with the special tokens that the tokenizer adds; see `encode_prompt`."""

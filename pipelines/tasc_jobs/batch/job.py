@@ -125,9 +125,7 @@ def run(
     """
     require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:
-        TaskStore(client).versions(
-            spec.task
-        )  # fails for an unknown task before anything is created
+        TaskStore(client).versions(spec.task)  # an unknown task fails before anything is created
         folder = stack.enter_context(held)
         if spec.restart:
             folder.discard()

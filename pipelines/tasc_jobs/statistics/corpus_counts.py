@@ -25,7 +25,7 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.ray_local import require_ray
+from tasc_jobs.ray_local import one_encoding_thread, require_ray
 from tasc_jobs.statistics.ngrams import (
     CorpusTotal,
     NgramHistogram,
@@ -211,6 +211,7 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
     With ``units.across_rows``, each row comes with the words before it, so the counts do not depend
     on how rows are batched.
     """
+    one_encoding_thread()
     total = CorpusTotal(units)
     total.add_rows(table)
     return pa.concat_tables(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasc_jobs.words import BLANK, SIDES, TEXT, split_words, text_column
+from tasc_jobs.words import BLANK, SIDES, TEXT, split_words, text_column, token_ids
 from tasc_text.tokenizer import open_to_encode
 
 WORDS, TEXTS, TOKENS = "words", "texts", "tokens"
@@ -86,8 +86,7 @@ class Units:
             digests = [blake2b(t, digest_size=_DIGEST_BYTES).hexdigest() for t in whole]
             return split_words(pa.array(digests, TEXT).take(different.indices))
         assert self.tokenizer is not None
-        ids = _tokenizer(self.tokenizer).encode_outputs(texts.to_pylist())
-        return pa.array(ids, pa.list_(pa.int32())).cast(pa.list_(TEXT))
+        return token_ids(_tokenizer(self.tokenizer).encode_outputs, texts).cast(pa.list_(TEXT))
 
 
 _tokenizer = functools.cache(open_to_encode)  # once per process
