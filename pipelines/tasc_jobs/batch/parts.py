@@ -318,12 +318,14 @@ class Parts(JobState):
 
         Raises:
             JobBusy: Another process has locked the folder.
+            JobError: The folder has rows, and no manifest.
             FileError: The folder cannot be made or written to.
         """
         (place := plan.place).make()
+        made = cls(plan)
+        made._manifest()  # a folder of others is refused before a lock is put into it
         lock = locked(Path(place.path, _LOCK), place.shown) if place.is_local else nullcontext()
         with lock:
-            made = cls(plan)
             if place.is_local:  # what killed processes left; a bucket shows whole files only
                 left = (name for name in place.names() if name.endswith(".partial"))
                 place.delete(name for name in left if is_hidden(name))
@@ -335,15 +337,20 @@ class Parts(JobState):
                         made._save()
 
     def begun(self) -> Begun | None:
-        content, names = self._place.read(MANIFEST), self._place.names()
-        if content is None:
-            self._require_none(name for name in names if not is_hidden(name))
+        if (content := self._manifest()) is None:
             return None
+        names = self._place.names()
         begun = read_begun(content, f"{self.where}/{MANIFEST}")
         kept = {name: each for name, each in begun.parts.items() if name + self._suffix in names}
         lost = len(kept) < len(begun.parts)
         self._begun = replace(begun, parts=kept, report=None if lost else begun.report)
         return self._begun
+
+    def _manifest(self) -> bytes | None:
+        """Returns the manifest; None for an empty folder. Raises JobError if it has other rows."""
+        if (content := self._place.read(MANIFEST)) is None:
+            self._require_none(name for name in self._place.names() if not is_hidden(name))
+        return content
 
     def write_begun(self, begun: Begun) -> None:
         self._begun = begun
