@@ -104,14 +104,6 @@ def require_ray() -> None:
         raise RaySetupError("no Ray is running in this process; start one with local_ray()")
 
 
-def one_encoding_thread() -> None:
-    """Limit fast tokenizers to one thread of this process; a task of Ray has one CPU.
-
-    By default, each worker would encode with as many threads as the machine has cores.
-    """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
 def _quiet_data(undo: ExitStack) -> None:
     from ray.data import DataContext  # imported here because it takes two seconds
 

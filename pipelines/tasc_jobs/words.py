@@ -1,5 +1,9 @@
-"""Splits columns of texts into words with Arrow's kernels; white space is that of `str.split`."""
+"""Splits columns of texts into words, with Arrow's kernels, and into token ids.
 
+White space is that of `str.split`.
+"""
+
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
@@ -30,6 +34,14 @@ def token_ids(
     different = texts.dictionary_encode()
     ids = pa.array(encode(different.dictionary.to_pylist()), pa.list_(pa.int32()))
     return ids.take(different.indices)
+
+
+def one_encoding_thread() -> None:
+    """Limit tokenizers to one thread of this process, which has one CPU as a worker of Ray.
+
+    By default, each worker would encode with as many threads as the machine has cores.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def with_previous_words(

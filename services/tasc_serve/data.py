@@ -241,7 +241,8 @@ class LLMActor:
                 field = getattr(error, "field", "input")
                 if field.partition(".")[0] not in _OF_ROWS:
                     raise  # every row has this error
-                reason = re.sub(f"^({re.escape(field)}|request {row}:)", "input:", str(error))
+                reason = str(error).removeprefix(f"request {row}: ")
+                reason = re.sub(r"^(messages|prompt)\b[\w.]*", "input", reason)
                 rows[row] = (*work.failed, reason)
         for result in self._llm.engine.generate(requests):
             rows[int(result.id)] = work.values(result)

@@ -127,19 +127,29 @@ class PartWork:
             yield replace(row, place=crc32(row.id.encode()))
 
     def write(self, opened: "_Open", columns: pa.Schema) -> None:
-        """Writes the answers and the rejected rows of a part."""
+        """Writes the answers and the rejected rows of a part.
+
+        Raises:
+            FileError: A file cannot be written.
+        """
         own, name = None, opened.part.name
         if self.source.keep_columns:
             own_rows = partial(own_columns, opened.raw, self.source.id_field)
             own = OwnColumns(own_rows, lambda: True, self.own)
-        with TemporaryDirectory() as folder:
-            output, reject = Path(folder, name + self.suffix), Path(folder, REJECTED, name)
-            reject.parent.mkdir()
-            records = sorted(opened.records, key=lambda record: record.ordinal)
-            write_files(output, reject, records, True, columns=columns, own=own)
-            if reject.exists():
-                self.place.write(f"{REJECTED}/{name}.jsonl", reject.read_bytes())
-            self.place.write(output.name, output.read_bytes())
+        try:
+            with TemporaryDirectory() as folder:
+                output, reject = Path(folder, name + self.suffix), Path(folder, REJECTED, name)
+                reject.parent.mkdir()
+                records = sorted(opened.records, key=lambda record: record.ordinal)
+                write_files(output, reject, records, True, columns=columns, own=own)
+                if reject.exists():
+                    self.place.write(f"{REJECTED}/{name}.jsonl", reject.read_bytes())
+                self.place.write(output.name, output.read_bytes())
+        except OSError as error:  # otherwise, the engine would start again, and fail again
+            raise FileError(
+                f"cannot write {name} to the folder for temporary files ({error}); make room "
+                "there, or set TMPDIR on all nodes"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -322,9 +332,10 @@ class Parts(JobState):
             FileError: The folder cannot be made or written to.
         """
         (place := plan.place).make()
-        made = cls(plan)
-        made._manifest()  # a folder of others is refused before a lock is put into it
-        lock = locked(Path(place.path, _LOCK), place.shown) if place.is_local else nullcontext()
+        made, lock = cls(plan), nullcontext[None]()
+        if place.is_local:
+            made._manifest()  # a folder of others is refused before a lock is put into it
+            lock = locked(Path(place.path, _LOCK), place.shown)
         with lock:
             if place.is_local:  # what killed processes left; a bucket shows whole files only
                 left = (name for name in place.names() if name.endswith(".partial"))
@@ -339,17 +350,20 @@ class Parts(JobState):
     def begun(self) -> Begun | None:
         if (content := self._manifest()) is None:
             return None
-        names = self._place.names()
-        begun = read_begun(content, f"{self.where}/{MANIFEST}")
-        kept = {name: each for name, each in begun.parts.items() if name + self._suffix in names}
+        ours, begun = self._ours(), read_begun(content, f"{self.where}/{MANIFEST}")
+        kept = {name: each for name, each in begun.parts.items() if name + self._suffix in ours}
         lost = len(kept) < len(begun.parts)
         self._begun = replace(begun, parts=kept, report=None if lost else begun.report)
         return self._begun
 
     def _manifest(self) -> bytes | None:
-        """Returns the manifest; None for an empty folder. Raises JobError if it has other rows."""
+        """Returns the manifest; None if there is none.
+
+        Raises:
+            JobError: There is none, and the folder has rows.
+        """
         if (content := self._place.read(MANIFEST)) is None:
-            self._require_none(name for name in self._place.names() if not is_hidden(name))
+            self._ours(is_new=True)
         return content
 
     def write_begun(self, begun: Begun) -> None:
@@ -359,15 +373,23 @@ class Parts(JobState):
     def discard(self) -> None:
         if self._place.read(MANIFEST) is None:
             return
-        names = self._place.names()
-        ours = {name for name in names if _OURS.fullmatch(name)}
-        self._require_none(name for name in names - ours if not is_hidden(name))
-        self._place.delete(ours)
+        self._place.delete(self._ours())
         self._place.delete([MANIFEST])  # last, as it says that the files are this job's
 
-    def _require_none(self, names: Iterable[str]) -> None:
-        if name := min((name for name in names if name.endswith(SUFFIXES)), default=None):
+    def _ours(self, is_new: bool = False) -> set[str]:
+        """Returns the names of the job's files.
+
+        Raises:
+            JobError: The folder has other rows, or it has such files and the job is new.
+        """
+        names = self._place.names()
+        ours = {name for name in names if _OURS.fullmatch(name)}
+        others = names if is_new else names - ours
+        rows = (name for name in others if name.endswith(SUFFIXES))
+        visible = (name for name in rows if name in ours or not is_hidden(name))
+        if name := min(visible, default=None):
             raise JobError(f"{self.where} has other rows, such as {name}; choose an empty folder")
+        return ours
 
     def resumed(self) -> Self:
         """Queue the parts that are not finished."""
@@ -481,6 +503,14 @@ class Plan:
     @property
     def work(self) -> PartWork:
         return PartWork(self.place, self.source, self.suffix, self.own)
+
+    def rows(self) -> Iterator[Row]:
+        """Yields the rows of all parts."""
+        first = 0
+        for part in self.parts:
+            raw = self.work.raw_rows(part)
+            yield from self.work.rows(part, raw, first)
+            first += len(raw)
 
 
 def _files(source: Source, place: Place) -> list[FileAt]:
@@ -645,6 +675,4 @@ def dry_run(
     """Measure the time of the first rows with and without drafts; see `generate.dry_run`."""
     folder, found = Path(plan.place.path), (plan.pins, plan.total)
     spec = job_spec(url, task, plan.source, folder, found, engine, True, asked, job)
-    work = plan.work
-    rows = (row for part in plan.parts for row in work.rows(part, work.raw_rows(part)))
-    return measured(spec, rows, asked)
+    return measured(spec, plan.rows(), asked)

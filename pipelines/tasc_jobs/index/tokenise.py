@@ -16,15 +16,15 @@ import ray.data
 from tasc_draft.drafts import Int32, Int64, Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.ray_local import one_encoding_thread
-from tasc_jobs.words import SIDES, text_column, token_ids
+from tasc_jobs.words import SIDES, one_encoding_thread, text_column, token_ids
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 
-# The usual number of ranges, limits of the rows of one, and the maximum bytes of its text. A range
-# costs about 50 ms beside the encoding of its rows.
-_RANGES, _RANGE_ROWS, _RANGE_BYTES = 16, (4_000, 20_000), 16 << 20
+# Limits of the rows of a range, and the maximum bytes of its text. Each range costs about 50 ms, in
+# addition to the encoding of its rows.
+_RANGE_ROWS, _RANGE_BYTES = (4_000, 20_000), 16 << 20
+_RANGES_PER_CPU = 4  # so that all CPUs end at about the same time
 # Ray Data's default of 128 MiB exceeds a small object store.
 _BLOCK_BYTES = 8 << 20
 
@@ -113,8 +113,9 @@ def tokenise(
 
     Args:
         folder: Folder of the files; the returned arrays are memory maps of them.
-        parallelism: Number of ranges in which the corpus is read; by default about 16,
-            but a range has 4,000 to 20,000 rows, and at most 16 MiB.
+        parallelism: Number of ranges in which the corpus is read; by default about four
+            for each CPU of the cluster, but no more than one for every 4,000 rows, and no fewer
+            than one for every 20,000 rows or 16 MiB, judged by the first rows.
         progress: Called for the stage ``tokenise``, in rows.
 
     Raises:
@@ -123,7 +124,8 @@ def tokenise(
     done, any_input = 0, False
     progress("tokenise", 0, source.rows)
     row_bytes = max(source.estimate_inmemory_data_size() // source.rows, 1)
-    range_rows = min(max(source.rows // _RANGES, _RANGE_ROWS[0]), _RANGE_ROWS[1])
+    ranges = _RANGES_PER_CPU * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    range_rows = min(max(source.rows // ranges, _RANGE_ROWS[0]), _RANGE_ROWS[1])
     range_rows = max(min(range_rows, _RANGE_BYTES // row_bytes), 1)
     # Without a batch size, Ray Data reads and encodes in one task, and stores no texts.
     dataset = ray.data.read_datasource(

@@ -25,7 +25,7 @@ from ray.exceptions import OutOfMemoryError, WorkerCrashedError
 
 from tasc_jobs.errors import ClusterError, in_short
 from tasc_jobs.index.redis_source import RedisCorpusSource
-from tasc_jobs.ray_local import one_encoding_thread, require_ray
+from tasc_jobs.ray_local import require_ray
 from tasc_jobs.statistics.ngrams import (
     CorpusTotal,
     NgramHistogram,
@@ -33,6 +33,7 @@ from tasc_jobs.statistics.ngrams import (
     Units,
     joined,
 )
+from tasc_jobs.words import one_encoding_thread
 from tasc_runtime.progress import StageProgress
 
 _COUNTS = pa.schema(

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from tasc_runtime.errors import FileError
 
 def rows_of(source: Source, part_bytes: int) -> list[Any]:
     """The rows of all parts of an input, in order."""
-    plan = Plan.of(source, "/nowhere/", part_bytes)
-    work = plan.work
-    return [row for part in plan.parts for row in work.rows(part, work.raw_rows(part))]
+    rows = list(Plan.of(source, "/nowhere/", part_bytes).rows())
+    assert [row.ordinal for row in rows] == list(range(len(rows)))
+    return rows
 
 
 @given(
@@ -190,6 +191,15 @@ class Instant:
         return [Record.of(row, {"text": row.payload}, None, 1, 1) for row in reversed(done)]
 
 
+def actor_of(plan: Plan) -> PartActor:
+    plan.place.make()
+    spec = PartSpec("", "", None, EngineSettings(rows=2), RowAnswers(Request(), True), 0.0,
+                    parts=plan.work, dedupe_bytes=1 << 20)  # fmt: skip
+    actor = PartActor(spec)
+    actor.begin(Instant())
+    return actor
+
+
 @pytest.mark.parametrize("part_bytes", [60, 150, 400, 5000])
 def test_each_part_has_its_rows_in_order(tmp_path: Path, part_bytes: int) -> None:
     (tmp_path / "in").mkdir()
@@ -199,11 +209,7 @@ def test_each_part_has_its_rows_in_order(tmp_path: Path, part_bytes: int) -> Non
         lines = [{"input": f"{name}{i % 50}j"} for i in range(100)]
         write_rows(tmp_path / "in" / f"{name}.jsonl", [*lines, [1]])
     plan = Plan.of(Source.of(tmp_path / "in"), str(tmp_path / "out"), part_bytes, "jsonl")
-    plan.place.make()
-    spec = PartSpec("", "", None, EngineSettings(rows=2), RowAnswers(Request(), True), 0.0,
-                    parts=plan.work, dedupe_bytes=1 << 20)  # fmt: skip
-    actor = PartActor(spec)
-    actor.begin(Instant())
+    actor = actor_of(plan)
     todo, done = list(plan.parts), set[int]()
     while len(done) < len(plan.parts):
         some, todo = todo[:1], todo[1:]
@@ -216,6 +222,18 @@ def test_each_part_has_its_rows_in_order(tmp_path: Path, part_bytes: int) -> Non
     rejected = [read_rows(path)[0] for path in Path(plan.place.path, "_rejected").iterdir()]
     assert [row["reason"] for row in rejected] == ["not a JSON object"] * 3
     assert rejected[0]["output"].startswith("../part-")
+
+
+def test_part_that_cannot_be_written_ends_the_job_and_not_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source.of(write_rows(tmp_path / "a.jsonl", [{"input": "a"}]))
+    plan = Plan.of(source, str(tmp_path / "out"))
+    actor = actor_of(plan)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(FileError, match="part-0000000-.* folder for temporary files .* TMPDIR"):
+        list(map(actor.work, [plan.parts, (), ()]))
+    assert not list(Path(plan.place.path).iterdir())
 
 
 def test_file_that_changes_or_disappears_in_mid_job_is_told(tmp_path: Path) -> None:
@@ -240,9 +258,20 @@ def test_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
         pass
     assert [path.name for path in out.iterdir()] == ["part-00000.jsonl"]
     plan.place.write("_manifest.json", b"{}")
-    with Parts.held(plan) as parts, pytest.raises(JobError, match=has_other_rows):
-        parts.discard()
+    for work in (Parts.begun, Parts.discard):
+        with Parts.held(plan) as parts, pytest.raises(JobError, match=has_other_rows):
+            work(parts)
     assert {"_manifest.json", "part-00000.jsonl"} <= {path.name for path in out.iterdir()}
+
+
+def test_rejected_rows_of_a_job_without_a_manifest_are_no_other_jobs(tmp_path: Path) -> None:
+    source = Source.of(write_rows(tmp_path / "a.jsonl", [{"input": "a"}]))
+    plan = Plan.of(source, str(tmp_path / "out"))
+    plan.place.make()
+    plan.place.write(f"_rejected/{plan.parts[0].name}.jsonl", b"{}")
+    refused = pytest.raises(JobError, match="has other rows, such as _rejected/part-")
+    with refused, Parts.held(plan):
+        pass
 
 
 def test_manifest_lists_finished_parts_and_discard_deletes_them(tmp_path: Path) -> None:
