@@ -13,7 +13,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
@@ -332,7 +332,8 @@ class Parts(JobState):
             FileError: The folder cannot be made or written to.
         """
         (place := plan.place).make()
-        made, lock = cls(plan), nullcontext[None]()
+        made = cls(plan)
+        lock: AbstractContextManager[None] = nullcontext()
         if place.is_local:
             made._manifest()  # a folder of others is refused before a lock is put into it
             lock = locked(Path(place.path, _LOCK), place.shown)
