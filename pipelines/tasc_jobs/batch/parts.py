@@ -378,17 +378,16 @@ class Parts(JobState):
         self._place.delete([MANIFEST])  # last, as it says that the files are this job's
 
     def _ours(self, is_new: bool = False) -> set[str]:
-        """Returns the names of the job's files.
+        """Returns the names of the parts and of the files of rejected rows.
 
         Raises:
-            JobError: The folder has other rows, or it has such files and the job is new.
+            JobError: The folder has other rows, or, for a new job, any rows.
         """
         names = self._place.names()
         ours = {name for name in names if _OURS.fullmatch(name)}
-        others = names if is_new else names - ours
-        rows = (name for name in others if name.endswith(SUFFIXES))
-        visible = (name for name in rows if name in ours or not is_hidden(name))
-        if name := min(visible, default=None):
+        visible = {name for name in names if not is_hidden(name)}
+        others = visible | ours if is_new else visible - ours
+        if name := min((name for name in others if name.endswith(SUFFIXES)), default=None):
             raise JobError(f"{self.where} has other rows, such as {name}; choose an empty folder")
         return ours
 
