@@ -193,7 +193,7 @@ def build_index(
         typer.Option(
             min=1,
             help="Number of parallel tasks for reading and for sorting.",
-            show_default="by number of rows for reading, one per core for sorting",
+            show_default="by rows and CPUs for reading, one per core for sorting",
         ),
     ] = None,
     bigrams: Annotated[

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 
 import pyarrow as pa
+import ray
 from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
@@ -19,6 +20,7 @@ from tasc_store import CorpusRow, CorpusStore, connect
 from tasc_text.template import last_words
 
 _SAMPLED_ROWS = 100
+_RANGES_PER_CPU = 4
 _FIRST_ROWS, _BATCH_ROWS, _BATCH_BYTES = 500, 5_000, 4 << 20
 _ROW = [
     ("ordinal", pa.int64()),
@@ -67,6 +69,21 @@ class RedisCorpusSource(Datasource):
     def estimate_inmemory_data_size(self) -> int:
         """Returns the size in bytes, estimated from the first rows."""
         return round(self.rows * self._row_bytes)
+
+    def ranges(self, least_rows: int, most_bytes: int) -> int:
+        """Returns the usual number of ranges, for a job on this cluster.
+
+        Ray Data starts a task up to 0.2 s after the task before has ended, so that ranges should be
+        large; but all CPUs should end at about the same time. So each CPU has the same number of
+        ranges, and at least four, unless ranges would have less than ``least_rows`` rows.
+
+        Args:
+            most_bytes: The maximum size of a range, judged by the first rows.
+        """
+        cpus = max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        by_bytes = -(-self.estimate_inmemory_data_size() // most_bytes)
+        of_a_cpu = max(_RANGES_PER_CPU, -(-by_bytes // cpus))
+        return max(by_bytes, min(cpus * of_a_cpu, -(-self.rows // least_rows)))
 
     def get_read_tasks(
         self,

@@ -21,10 +21,7 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 
-# Limits of the rows of a range, and the maximum bytes of its text. Each range costs about 50 ms, in
-# addition to the encoding of its rows.
-_RANGE_ROWS, _RANGE_BYTES = (4_000, 20_000), 16 << 20
-_RANGES_PER_CPU = 4  # so that all CPUs end at about the same time
+_RANGE_ROWS, _RANGE_BYTES = 4_000, 8 << 20  # of a range, at least and at most
 # Ray Data's default of 128 MiB exceeds a small object store.
 _BLOCK_BYTES = 8 << 20
 
@@ -113,9 +110,8 @@ def tokenise(
 
     Args:
         folder: Folder of the files; the returned arrays are memory maps of them.
-        parallelism: Number of ranges in which the corpus is read; by default about four
-            for each CPU of the cluster, but no more than one for every 4,000 rows, and no fewer
-            than one for every 20,000 rows or 16 MiB, judged by the first rows.
+        parallelism: Number of ranges in which the corpus is read; by default those of
+            `RedisCorpusSource.ranges`, with at least 4,000 rows and at most 8 MiB.
         progress: Called for the stage ``tokenise``, in rows.
 
     Raises:
@@ -123,13 +119,9 @@ def tokenise(
     """
     done, any_input = 0, False
     progress("tokenise", 0, source.rows)
-    row_bytes = max(source.estimate_inmemory_data_size() // source.rows, 1)
-    ranges = _RANGES_PER_CPU * max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    range_rows = min(max(source.rows // ranges, _RANGE_ROWS[0]), _RANGE_ROWS[1])
-    range_rows = max(min(range_rows, _RANGE_BYTES // row_bytes), 1)
     # Without a batch size, Ray Data reads and encodes in one task, and stores no texts.
     dataset = ray.data.read_datasource(
-        source, override_num_blocks=parallelism or -(-source.rows // range_rows)
+        source, override_num_blocks=parallelism or source.ranges(_RANGE_ROWS, _RANGE_BYTES)
     ).map_batches(functools.partial(_encode, record), batch_format="pyarrow", batch_size=None)
     dataset.context.target_max_block_size = _BLOCK_BYTES
     with TokenFile(folder / "outputs") as outputs, TokenFile(folder / "prompts") as prompts:

@@ -47,7 +47,7 @@ _COUNTS = pa.schema(
 )
 Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
 """Histograms by side and unit."""
-_ROWS_PER_TASK = 20_000
+_RANGE_ROWS, _RANGE_BYTES = 20_000, 32 << 20  # of a range, at least and at most
 # N-grams of n words take n times the bytes of the text. To sum this many bytes, all of them of
 # different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but more
 # objects.
@@ -66,9 +66,10 @@ def count_corpus(
     """Returns how often n-grams occur, by side and unit.
 
     Args:
-        parallelism: Number of ranges to read and of partitions to sum. By default, there is a
-            range for every 20,000 rows, and a partition for every 64 MiB of n-grams, but as many
-            as ranges up to 8 and at most 256. A single partition is summed in this process.
+        parallelism: Number of ranges to read and of partitions to sum. By default, the ranges are
+            those of `RedisCorpusSource.ranges` with at least 20,000 rows and at most 32 MiB, and
+            there is a partition for every 64 MiB of n-grams, but as many as ranges up to 8 and at
+            most 256. A single partition is summed in this process.
         progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:
@@ -79,7 +80,7 @@ def count_corpus(
     """
     require_ray()
     source = RedisCorpusSource(url, task, previous_words=units.words_before)
-    ranges = min(parallelism or -(-source.rows // _ROWS_PER_TASK), source.rows)
+    ranges = min(parallelism or source.ranges(_RANGE_ROWS, _RANGE_BYTES), source.rows)
     ngram_bytes = source.estimate_inmemory_data_size() * units.n
     partitions = ranges if parallelism else partitions_for(ngram_bytes, ranges)
     progress("count", 0, source.rows)
@@ -221,9 +222,9 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
 
 
 def partitions_for(ngram_bytes: int, ranges: int) -> int:
-    """Returns the usual number of partitions of a corpus, at most one for each range."""
-    wanted = max(-(-ngram_bytes // _PARTITION_BYTES), _LEAST_PARTITIONS)
-    return min(ranges, wanted, _MOST_PARTITIONS)
+    """Returns the usual number of partitions of a corpus."""
+    wanted = max(-(-ngram_bytes // _PARTITION_BYTES), min(ranges, _LEAST_PARTITIONS))
+    return min(wanted, _MOST_PARTITIONS)
 
 
 def partition_of(ngram: str, partitions: int) -> int:

@@ -12,6 +12,7 @@ import ray
 
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.index.ingest import ingest
+from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_jobs.statistics.corpus_counts import (
     _PART_BYTES,
     TableSum,
@@ -22,7 +23,7 @@ from tasc_jobs.statistics.corpus_counts import (
 )
 from tasc_jobs.statistics.ngrams import Units, joined
 from tasc_jobs.statistics.task_statistics import corpus_statistics, file_statistics
-from tasc_store import connect
+from tasc_store import CorpusRow, CorpusStore, connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 MORE_JOBS = pytest.mark.slow("another job over the same corpus")
@@ -53,6 +54,18 @@ def test_statistics_are_equal_at_any_parallelism(ray_cluster, redis_url, pos_ewt
     assert found == file_statistics([TRAIN], units)
     needed = [side.words.ngrams.ngrams_for_80_percent for side in (found.input, found.output)]
     assert needed == [65_288, 63]  # 65,287 when a range forgets its border
+
+
+def test_ranges_are_few_but_keep_all_cpus_busy(ray_cluster, redis_url, pos_ewt, client, task):
+    cpus = int(ray.cluster_resources()["CPU"])
+    source = RedisCorpusSource(redis_url, pos_ewt)
+    found = [source.ranges(least, 32 << 20) for least in (1, 4000, 12_543, 12_544, 20_000)]
+    assert found == [4 * cpus, 4, 2, 1, 1]
+    rows = [CorpusRow(f"{n}", "x" * (1 << 20), "") for n in range(40)]
+    CorpusStore(client, task).append(rows)
+    large = RedisCorpusSource(redis_url, task)  # each row has a little more than 1 MiB
+    assert large.ranges(20_000, 16 << 20) == 3
+    assert large.ranges(1, 2 << 20) == 21 + -21 % cpus  # each CPU has as many ranges
 
 
 UNITS, PARTITIONS = Units(1), 3
