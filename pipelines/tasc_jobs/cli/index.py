@@ -40,7 +40,7 @@ def refresh(
     ] = 5,
     parallelism: Annotated[
         int | None,
-        typer.Option(min=1, help="As in `tasc build-index`.", show_default="by rows and cores"),
+        typer.Option(min=1, help="As in `tasc build-index`.", show_default="by rows and CPUs"),
     ] = None,
     max_bytes: Annotated[
         int | None, typer.Option(min=1, help="As in `tasc build-index`.", show_default="no cap")

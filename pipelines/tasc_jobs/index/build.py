@@ -57,8 +57,8 @@ class BuildOptions(TypedDict, total=False):
 
     Attributes:
         parallelism: Number of ranges in which the corpus is tokenised, and of parts in which its
-            n-grams are sorted. By default the number of ranges depends on the size of the corpus,
-            and there is one part per core of this node.
+            n-grams are sorted. By default the number of ranges depends on the size of the corpus
+            and the CPUs of the cluster, and there is one part per core of this node.
         bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index; by
             default, the bigrams of the current index are kept. The tuned settings of the current
             index are always kept.

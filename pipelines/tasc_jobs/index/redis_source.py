@@ -73,17 +73,18 @@ class RedisCorpusSource(Datasource):
     def ranges(self, least_rows: int, most_bytes: int) -> int:
         """Returns the usual number of ranges, for a job on this cluster.
 
-        Ray Data starts a task up to 0.2 s after the task before has ended, so that ranges should be
-        large; but all CPUs should end at about the same time. So each CPU has the same number of
-        ranges, and at least four, unless ranges would have less than ``least_rows`` rows.
+        Ray Data starts a task up to 0.2 s after the task before it has ended, so ranges should be
+        large. But all CPUs should end at about the same time, so each CPU has the same number of
+        ranges, and at least four if there are enough rows.
 
         Args:
+            least_rows: Ranges have about so many rows or more, unless they are long.
             most_bytes: The maximum size of a range, judged by the first rows.
         """
         cpus = max(int(ray.cluster_resources().get("CPU", 1)), 1)
         by_bytes = -(-self.estimate_inmemory_data_size() // most_bytes)
-        of_a_cpu = max(_RANGES_PER_CPU, -(-by_bytes // cpus))
-        return max(by_bytes, min(cpus * of_a_cpu, -(-self.rows // least_rows)))
+        found = max(min(_RANGES_PER_CPU * cpus, self.rows // least_rows), by_bytes, 1)
+        return min(found if found < cpus else found + -found % cpus, self.rows)
 
     def get_read_tasks(
         self,

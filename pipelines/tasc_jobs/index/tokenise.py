@@ -21,7 +21,8 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 
-_RANGE_ROWS, _RANGE_BYTES = 4_000, 8 << 20  # of a range, at least and at most
+_LEAST_ROWS, _MOST_BYTES = 4_000, 8 << 20  # of a range
+_ENCODED_ROWS = 8_000  # at a time; a long template makes prompts that need much memory
 # Ray Data's default of 128 MiB exceeds a small object store.
 _BLOCK_BYTES = 8 << 20
 
@@ -111,7 +112,7 @@ def tokenise(
     Args:
         folder: Folder of the files; the returned arrays are memory maps of them.
         parallelism: Number of ranges in which the corpus is read; by default those of
-            `RedisCorpusSource.ranges`, with at least 4,000 rows and at most 8 MiB.
+            `RedisCorpusSource.ranges` of 4,000 rows or more and of up to 8 MiB.
         progress: Called for the stage ``tokenise``, in rows.
 
     Raises:
@@ -121,7 +122,7 @@ def tokenise(
     progress("tokenise", 0, source.rows)
     # Without a batch size, Ray Data reads and encodes in one task, and stores no texts.
     dataset = ray.data.read_datasource(
-        source, override_num_blocks=parallelism or source.ranges(_RANGE_ROWS, _RANGE_BYTES)
+        source, override_num_blocks=parallelism or source.ranges(_LEAST_ROWS, _MOST_BYTES)
     ).map_batches(functools.partial(_encode, record), batch_format="pyarrow", batch_size=None)
     dataset.context.target_max_block_size = _BLOCK_BYTES
     with TokenFile(folder / "outputs") as outputs, TokenFile(folder / "prompts") as prompts:
@@ -143,6 +144,11 @@ def _flat(column: pa.ChunkedArray) -> tuple[Int32, Int64]:
 
 def _encode(record: TaskRecord, table: pa.Table) -> pa.Table:
     one_encoding_thread()
+    firsts = range(0, max(len(table), 1), _ENCODED_ROWS)
+    return pa.concat_tables(_encoded(record, table.slice(at, _ENCODED_ROWS)) for at in firsts)
+
+
+def _encoded(record: TaskRecord, table: pa.Table) -> pa.Table:
     tokenizer, template = _tokenizer(record), template_of(record)
     inputs, outputs = (text_column(table, side) for side in SIDES)
     return pa.table(

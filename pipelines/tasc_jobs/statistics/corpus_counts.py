@@ -47,7 +47,7 @@ _COUNTS = pa.schema(
 )
 Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
 """Histograms by side and unit."""
-_RANGE_ROWS, _RANGE_BYTES = 20_000, 32 << 20  # of a range, at least and at most
+_LEAST_ROWS, _MOST_BYTES = 20_000, 32 << 20  # of a range
 # N-grams of n words take n times the bytes of the text. To sum this many bytes, all of them of
 # different n-grams, takes about half a gigabyte. Smaller partitions need less memory, but more
 # objects.
@@ -67,9 +67,9 @@ def count_corpus(
 
     Args:
         parallelism: Number of ranges to read and of partitions to sum. By default, the ranges are
-            those of `RedisCorpusSource.ranges` with at least 20,000 rows and at most 32 MiB, and
-            there is a partition for every 64 MiB of n-grams, but as many as ranges up to 8 and at
-            most 256. A single partition is summed in this process.
+            those of `RedisCorpusSource.ranges` of 20,000 rows or more and of up to 32 MiB. There
+            is a partition for every 64 MiB of n-grams, but at most 256, and at least 8 or one for
+            each range. A single partition is summed in this process.
         progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:
@@ -80,7 +80,7 @@ def count_corpus(
     """
     require_ray()
     source = RedisCorpusSource(url, task, previous_words=units.words_before)
-    ranges = min(parallelism or source.ranges(_RANGE_ROWS, _RANGE_BYTES), source.rows)
+    ranges = min(parallelism or source.ranges(_LEAST_ROWS, _MOST_BYTES), source.rows)
     ngram_bytes = source.estimate_inmemory_data_size() * units.n
     partitions = ranges if parallelism else partitions_for(ngram_bytes, ranges)
     progress("count", 0, source.rows)

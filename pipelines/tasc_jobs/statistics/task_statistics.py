@@ -131,8 +131,7 @@ def corpus_statistics(
         url: Address of Redis, as every node of the Ray cluster can reach it.
         task: Name of the corpus's task.
         units: What is counted; word bigrams if None.
-        parallelism: Number of ranges to read and of partitions to sum; by default a range for every
-            20,000 rows, and at most as many partitions.
+        parallelism: Number of ranges to read and of partitions to sum; see `count_corpus`.
         progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:

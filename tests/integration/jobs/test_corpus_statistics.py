@@ -13,6 +13,7 @@ import ray
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.index.ingest import ingest
 from tasc_jobs.index.redis_source import RedisCorpusSource
+from tasc_jobs.statistics import corpus_counts
 from tasc_jobs.statistics.corpus_counts import (
     _PART_BYTES,
     TableSum,
@@ -59,13 +60,25 @@ def test_statistics_are_equal_at_any_parallelism(ray_cluster, redis_url, pos_ewt
 def test_ranges_are_few_but_keep_all_cpus_busy(ray_cluster, redis_url, pos_ewt, client, task):
     cpus = int(ray.cluster_resources()["CPU"])
     source = RedisCorpusSource(redis_url, pos_ewt)
-    found = [source.ranges(least, 32 << 20) for least in (1, 4000, 12_543, 12_544, 20_000)]
-    assert found == [4 * cpus, 4, 2, 1, 1]
+    found = [source.ranges(least, 32 << 20) for least in (1, 12_544 // cpus, 6272, 12_544, 20_000)]
+    assert found == [4 * cpus, cpus, 2, 1, 1]
     rows = [CorpusRow(f"{n}", "x" * (1 << 20), "") for n in range(40)]
     CorpusStore(client, task).append(rows)
     large = RedisCorpusSource(redis_url, task)  # each row has a little more than 1 MiB
     assert large.ranges(20_000, 16 << 20) == 3
     assert large.ranges(1, 2 << 20) == 21 + -21 % cpus  # each CPU has as many ranges
+
+
+@MORE_JOBS
+def test_large_corpus_has_several_ranges_and_more_partitions(
+    ray_cluster, redis_url, pos_ewt, monkeypatch
+):
+    monkeypatch.setattr(corpus_counts, "_LEAST_ROWS", 3000)
+    monkeypatch.setattr(corpus_counts, "_PARTITION_BYTES", 1 << 17)
+    reported, units = [], Units(across_rows=True)
+    found = corpus_statistics(redis_url, pos_ewt, units, progress=lambda *to: reported.append(to))
+    assert reported[-1][1] == reported[-1][2] > 8
+    assert found == file_statistics([TRAIN], units)
 
 
 UNITS, PARTITIONS = Units(1), 3

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 from batch_jobs import ENGINE, record_of, rows
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from killable import pids
 from object_store import Endpoint, Faults, FaultyProxy, ObjectStore
@@ -90,6 +90,8 @@ def test_engines_copy_answers_of_each_other_until_the_actor_that_keeps_them_dies
             ray.get(actor.find.remote([]), timeout=60)
         except ActorDiedError:
             return True
+        except ActorUnavailableError:
+            pass
         return False
 
     assert not one.add(first)
@@ -102,6 +104,7 @@ def test_engines_copy_answers_of_each_other_until_the_actor_that_keeps_them_dies
     ray.kill(actor)  # does not wait: the actor may still answer calls
     eventually(is_dead)
     exchanged(one, [third])
+    assert one._shared is None
     assert not one.add(third)
 
 

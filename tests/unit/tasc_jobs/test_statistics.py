@@ -141,7 +141,7 @@ def test_partitions_of_ngrams_are_stable_and_balanced():
     assert max(sizes) < 1.1 * min(sizes)
 
 
-def test_number_of_partitions_grows_with_bytes_and_not_with_ranges():
+def test_number_of_partitions_grows_with_bytes_and_not_with_many_ranges():
     assert [partitions_for(12 << 20, ranges) for ranges in (1, 3, 8, 250)] == [1, 3, 8, 8]
     sizes = 512, 513, 1024, 32_000  # with few ranges, too, as memory grows with a partition
     assert [partitions_for(size << 20, 3) for size in sizes] == [8, 9, 16, 256]
