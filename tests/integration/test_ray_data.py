@@ -154,6 +154,7 @@ def test_rows_without_an_answer_have_the_reason_and_others_are_answered(texts, e
     assert [row["answer"] for row in rows] == [expected[0], None, None]
 
 
+@pytest.mark.slow("jobs with engines of their own")
 def test_task_is_answered_in_the_version_of_the_call(texts, expected, task, client, redis_url):
     where = {"redis_url": redis_url, "engine": ENGINE}
     short = data.generate(table(texts[:20]), task, max_tokens=3, **where)
@@ -164,6 +165,7 @@ def test_task_is_answered_in_the_version_of_the_call(texts, expected, task, clie
     assert {row["answer_finish_reason"] for row in ordered(short)} == {"length"}
 
 
+@pytest.mark.slow("jobs with engines of their own")
 def test_saved_folder_is_answered_and_answers_can_be_classified(texts, llm, tmp_path):
     choices = LLM(MODEL, choices=LABELS, **SHIPPED)
     choices.save(tmp_path / "task")
@@ -177,6 +179,7 @@ def test_saved_folder_is_answered_and_answers_can_be_classified(texts, llm, tmp_
     ]
 
 
+@pytest.mark.slow("jobs with engines of their own")
 def test_sampled_answers_depend_on_the_text_and_the_seed_alone(texts):
     def answers(batch_size: int, concurrency: int, seed: int) -> list[str]:
         pool = {"batch_size": batch_size, "concurrency": concurrency, "engine": SHIPPED}
@@ -191,6 +194,7 @@ def test_sampled_answers_depend_on_the_text_and_the_seed_alone(texts):
     assert answers(256, 1, 6) != first
 
 
+@pytest.mark.slow("kills an actor")
 def test_killed_actor_is_replaced_and_each_row_is_answered_once(texts, expected):
     dataset = table(texts, blocks=20)
     found = data.generate(dataset, MODEL, batch_size=25, engine=SHIPPED)
@@ -283,6 +287,7 @@ def test_dataset_without_rows_stays_empty():
     assert data.generate(ray.data.from_items([]), MODEL, engine=SHIPPED).take_all() == []
 
 
+@pytest.mark.slow("an example with a Ray of its own")
 def test_example_prints_answers_and_labels(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "ray_data.py"))

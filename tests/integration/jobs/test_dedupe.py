@@ -46,7 +46,13 @@ def put(client: redis.Redis, task: str, **precision: Any) -> str:
     return task
 
 
-@pytest.mark.parametrize("precision", [FLOAT32, INT8], ids=["float32", "int8"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param(FLOAT32, id="float32"),
+        pytest.param(INT8, id="int8", marks=pytest.mark.slow("two more jobs")),
+    ],
+)
 def test_output_has_the_same_bytes_and_the_report_counts_the_copies(
     tasc_here: InProcess, client: redis.Redis, name: str, source: Path, tmp_path: Path, precision
 ) -> None:
@@ -73,6 +79,7 @@ def test_output_has_the_same_bytes_and_the_report_counts_the_copies(
     assert f"{COUNT} rows were done before" in text
 
 
+@pytest.mark.slow("six jobs")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -112,6 +119,7 @@ def test_sampled_rows_are_decoded_each(
     assert len({row["text"] for row in read_rows(output)}) > 3
 
 
+@pytest.mark.slow("kills an engine")
 def test_killed_engine_changes_no_answer_of_waiting_rows(
     redis_url: str,
     client: redis.Redis,

@@ -160,6 +160,7 @@ def test_job_with_a_killed_actor_has_equal_parts(
     assert contents(tmp_path / "out") == right
 
 
+@pytest.mark.slow("several jobs")
 def test_stopped_job_and_lost_parts_are_resumed(
     redis_url, source, right, tmp_path, monkeypatch
 ) -> None:
