@@ -105,9 +105,7 @@ class JobState(ABC):
         if not names:
             return
         differences = "; ".join(
-            f"{name} was {_shown(begun.pins.get(name), now.get(name))}, "
-            f"is {_shown(now.get(name), begun.pins.get(name))}"
-            for name in names
+            _difference(name, begun.pins.get(name), now.get(name)) for name in names
         )
         state = "was finished" if begun.report else "was begun"
         raise JobChanged(
@@ -281,6 +279,17 @@ def read_begun(content: bytes, where: Path | str) -> Begun:
         raise JobUnreadable(
             f"{where} cannot be read ({error}); start again with --restart"
         ) from error
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    """Tells how a pin has changed; of a list of files, the first file that differs."""
+    try:
+        before, after = ({each["file"]: each for each in files} for files in (then, now))
+        file = min(file for file in before | after if before.get(file) != after.get(file))
+    except (KeyError, TypeError, ValueError):
+        return f"{name} was {_shown(then, now)}, is {_shown(now, then)}"
+    how = "is new" if file not in before else "is gone" if file not in after else "has changed"
+    return f"{name}: {file} {how}"
 
 
 def _shown(value: Any, other: Any) -> str:

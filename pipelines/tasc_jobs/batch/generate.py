@@ -374,8 +374,8 @@ class BatchProgress:
         if self._done is None:
             self._done = resumed
             self._bar.resume(resumed)
-            if job.total is not None:
-                self._bar.set_total(job.total)
+        if job.total is not None:
+            self._bar.set_total(job.total)  # of parts, it is an estimate, which may rise
         starting = not job.engines and done <= resumed
         self._bar.set_suffix("starting engines" if starting else self._rates(job.report))
         self._bar.advance(max(0, done - self._done))

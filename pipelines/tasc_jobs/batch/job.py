@@ -235,9 +235,10 @@ class _Job:
                 "or name its field with --input-field, and run the job again with --restart"
             )
         raise TooManyErrors(
-            f"{totals.errors} of {totals.rows} rows have no answer{first}, but at most "
-            f"{max_errors} are allowed; raise --max-errors and run the job again to resume it, or "
-            "fix the input, or the name of its field (--input-field), and add --restart"
+            f"{totals.errors} of {totals.rows} rows {'' if ended else 'so far '}have no answer"
+            f"{first}, but at most {max_errors} are allowed; fix the input, or the name of "
+            "its field (--input-field), and add --restart, or raise --max-errors and run the job "
+            "again to resume it"
         )
 
     def _require_progress(self) -> None:

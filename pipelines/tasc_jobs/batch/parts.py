@@ -496,7 +496,7 @@ class Plan:
             raise FileError(f"{files[0].name} has no rows; there is nothing to generate")
         suffix = f".{form}" if form else ".parquet" if looks[0].schema else ".jsonl"
         own = _own_schema(source, [look.schema for look in looks]) if suffix == ".parquet" else None
-        listed = [[file.name, file.size, file.changed] for file in files]
+        listed = [{"file": f.name, "bytes": f.size, "changed": f.changed} for f in files]
         pins = {"input": listed, "part_bytes": part_bytes, "format": suffix[1:]}
         return cls(place, source, parts, suffix, own, total, pins)
 

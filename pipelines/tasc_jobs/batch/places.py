@@ -23,6 +23,7 @@ from pyarrow.fs import (
     FileInfo,
     FileSelector,
     FileSystem,
+    FileType,
     FSSpecHandler,
     LocalFileSystem,
     PyFileSystem,
@@ -41,7 +42,7 @@ _PATTERN = re.compile(r"[*\[]")
 # Errors that another attempt would meet again.
 _LASTING = re.compile(r"AWS Error (ACCESS_DENIED|NO_SUCH_|INVALID_|SIGNATURE_)")
 _LASTING_TYPES = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-_LASTING_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG)
+_LASTING_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.EEXIST)
 
 
 def is_url(given: str) -> bool:
@@ -202,9 +203,8 @@ class Place:
         Raises:
             FileError: There is no such file, or the file system cannot be read.
         """
-        base, found = self.path, [persisting(self.shown, self.filesystem.get_file_info, self.path)]
-        if not found[0].is_file:
-            found = self._inside()
+        here = persisting(self.shown, self.filesystem.get_file_info, self.path)
+        base, found = self.path, [here] if here.is_file else self._inside()
         if not found and (pattern := _PATTERN.search(self.path)):
             base = self.path[: pattern.start()].rpartition("/")[0]
             paths = persisting(self.shown, ArrowFSWrapper(self.filesystem).glob, self.path)
@@ -215,7 +215,8 @@ class Place:
             if info.path == base or _is_rows(info, info.path[len(base) :], suffixes)
         ]
         if not files:
-            has = f"has no {' or '.join(suffixes)} file" if found else "does not exist"
+            is_there = found or here.type == FileType.Directory
+            has = f"has no {' or '.join(suffixes)} file" if is_there else "does not exist"
             raise FileError(f"{self.shown} {has}; correct the path or the pattern")
         return files
 

@@ -6,6 +6,7 @@ import json
 import math
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -587,6 +588,16 @@ def test_error_of_changed_pins_names_the_pins_and_a_solution(tmp_path: Path) -> 
         folder.require_same(begun, {"seed": 1, "input": 3, "same": [1]})
     assert "same was" not in str(changed.value)
     assert "x" * 60 not in str(changed.value)
+    files = [{"file": name, "bytes": 1, "changed": 7} for name in "abc"]
+    begun = replace(begun, pins={"input": files})
+    for now, said in (
+        ([*files[:1], {**files[1], "changed": 8}, files[2]], "input: b has changed"),
+        (files[1:], "input: a is gone"),
+        ([*files, {**files[0], "file": "d"}], "input: d is new"),
+        (files[::-1], "input was"),
+    ):
+        with refused(JobChanged, said, "--restart"):
+            folder.require_same(begun, {"input": now})
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 2, "x": 1}'])

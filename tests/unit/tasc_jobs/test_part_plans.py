@@ -95,8 +95,9 @@ def test_bad_input_is_refused_with_a_reason(tmp_path: Path) -> None:
 
     refused(FileError, r"none does not exist; correct the path", tmp_path / "none")
     (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "x.txt").touch()
     no_rows = r"bare has no .jsonl or .jsonl.gz or .parquet file"
+    refused(FileError, no_rows, tmp_path / "bare")
+    (tmp_path / "bare" / "x.txt").touch()
     refused(FileError, no_rows, tmp_path / "bare")
     refused(FileError, "cannot use nosuch URLs: Protocol not known: nosuch", "nosuch://b/x")
     refused(UsageError, "a corpus has no parts", "redis:task")
