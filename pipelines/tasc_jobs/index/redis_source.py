@@ -78,7 +78,7 @@ class RedisCorpusSource(Datasource):
         ranges, and at least four if there are enough rows.
 
         Args:
-            least_rows: Ranges have about so many rows or more, unless they are long.
+            least_rows: Ranges have about this number of rows or more, unless rows are long.
             most_bytes: The maximum size of a range, judged by the first rows.
         """
         cpus = max(int(ray.cluster_resources().get("CPU", 1)), 1)
